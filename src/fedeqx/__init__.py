@@ -1,0 +1,1 @@
+"""fedeqx: federated and group-structured machine learning in JAX."""
