@@ -9,7 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jaxtyping  # noqa: E402
 
-jaxtyping.install_import_hook("fedeqx", "beartype.beartype").install()
+jaxtyping.install_import_hook("fedeqx", "beartype.beartype")
 
 import itertools  # noqa: E402
 

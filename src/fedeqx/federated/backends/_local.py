@@ -1,0 +1,37 @@
+"""One device: clients are an array axis, mapped by `vmap`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+KINDS = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
+
+
+def accumulator_dtype(kind: str, dtype: Any) -> Any:
+    """The dtype in which a reduction accumulates and that it returns.
+
+    Sums of floats below 32 bits run in float32, and sums of small integers and booleans in 32-bit
+    integers, as NumPy does, so that a large cohort neither loses digits nor overflows.
+    """
+    if kind != "sum":
+        return dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return jnp.promote_types(dtype, jnp.uint32)
+    return jnp.promote_types(dtype, jnp.int32)
+
+
+def broadcast(xs: Sequence[Array], size: int) -> list[Array]:
+    return [jnp.broadcast_to(x, (size, *x.shape)) for x in xs]
+
+
+def reduce(xs: Sequence[Array], kind: str) -> list[Array]:
+    return [KINDS[kind](x.astype(accumulator_dtype(kind, x.dtype)), axis=0) for x in xs]
+
+
+def map_clients(fn: Callable[..., Sequence[Array]], xs: Sequence[Array]) -> Sequence[Array]:
+    return jax.vmap(fn)(*xs)

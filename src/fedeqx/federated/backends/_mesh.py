@@ -1,0 +1,207 @@
+"""A device mesh with a `"clients"` axis: `shard_map` over that axis alone, `vmap` on each device.
+
+All other mesh axes stay as they are (automatic or explicit), so that one client's model can
+itself be sharded.
+
+A cohort that the axis does not divide is padded, out of sight. Padding clients repeat the last
+real one, so that a client function never meets made-up data; every reduction, and so every
+cotangent of a broadcast, leaves them out; and what a program sees of a result has them cut off.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.mesh import thread_resources  # no public name tells of a `with mesh:` block
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from .._placement import CLIENTS
+from . import _local
+
+AnyMesh = Mesh | AbstractMesh
+
+_scope = threading.local()
+
+
+@contextlib.contextmanager
+def client_scope() -> Iterator[None]:
+    """While this is open, what is traced runs on ONE client: the mesh axis is already spent."""
+    depth = getattr(_scope, "depth", 0)
+    _scope.depth = depth + 1
+    try:
+        yield
+    finally:
+        _scope.depth = depth
+
+
+@contextlib.contextmanager
+def mesh_scope(mesh: AnyMesh | None) -> Iterator[None]:
+    """Makes `mesh` the one that operations use until the block ends; `None` changes nothing."""
+    outer = getattr(_scope, "mesh", None)
+    _scope.mesh = outer if mesh is None else mesh
+    try:
+        yield
+    finally:
+        _scope.mesh = outer
+
+
+def ambient_mesh() -> AnyMesh | None:
+    """The mesh whose `"clients"` axis carries the cohort, or `None` to run without one.
+
+    Looked for in `program(mesh=...)`, then `jax.set_mesh`, then `with mesh:`. A mesh without that
+    axis runs every client on every device. Raises a `ValueError` if the axis is already manual.
+    """
+    if getattr(_scope, "depth", 0):
+        return None
+    candidates = (
+        getattr(_scope, "mesh", None),
+        jax.sharding.get_abstract_mesh(),
+        thread_resources.env.physical_mesh,
+    )
+    mesh = next((mesh for mesh in candidates if mesh is not None and not mesh.empty), None)
+    if mesh is None or CLIENTS not in mesh.axis_names:
+        return None
+    if _axis_type(mesh) == AxisType.Manual:
+        raise ValueError(
+            f"The mesh axis {CLIENTS!r} cannot carry the cohort: an enclosing `shard_map` has made "
+            "it manual. Call the federated program outside of that `shard_map`, or leave the axis "
+            "out of its `axis_names`."
+        )
+    return mesh
+
+
+def _axis_type(mesh: AnyMesh) -> AxisType:
+    return mesh.axis_types[mesh.axis_names.index(CLIENTS)]
+
+
+def broadcast(xs: Sequence[Array], size: int, mesh: AnyMesh) -> list[Array]:
+    each = padded_size(size, mesh) // mesh.shape[CLIENTS]
+    spread = _over_clients(
+        lambda *xs: _local.broadcast(xs, each), mesh, PartitionSpec(), PartitionSpec(CLIENTS)
+    )
+    return list(spread(*(_place(x, mesh, None) for x in xs)))
+
+
+def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Array]:
+    collective = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[kind]
+
+    def local(*xs: Array) -> Any:
+        if padded_size(size, mesh) != size:
+            each = xs[0].shape[0]
+            row = jax.lax.axis_index(CLIENTS) * each + jnp.arange(each)
+            xs = tuple(_where_row(row < size, x, _identity(kind, x.dtype)) for x in xs)
+        return collective(tuple(_local.reduce(xs, kind)), CLIENTS)
+
+    total = _over_clients(local, mesh, PartitionSpec(CLIENTS), PartitionSpec())
+    return list(total(*(_place(x, mesh, CLIENTS) for x in xs)))
+
+
+def map_clients(
+    fn: Callable[..., Sequence[Array]], xs: Sequence[Array], mesh: AnyMesh
+) -> Sequence[Array]:
+    # `check_vma` would ask the client function to mark constants as varying over an axis that it
+    # does not know of; all that goes in and comes out here varies over it by construction.
+    mapped = _over_clients(
+        lambda *xs: tuple(_local.map_clients(fn, xs)),
+        mesh,
+        PartitionSpec(CLIENTS),
+        PartitionSpec(CLIENTS),
+        check_vma=False,
+    )
+    return mapped(*(_place(x, mesh, CLIENTS) for x in xs))
+
+
+def _over_clients(fn, mesh, in_specs, out_specs, check_vma: bool = True):
+    return jax.shard_map(
+        fn,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={CLIENTS},
+        check_vma=check_vma,
+    )
+
+
+def padded_size(size: int, mesh: AnyMesh) -> int:
+    """The least multiple of the axis that holds the cohort."""
+    devices = mesh.shape[CLIENTS]
+    return -(-size // devices) * devices
+
+
+# What was cut, by the identity of what is left: `id(cut) -> (weak reference to it, uncut)`.
+_uncut: dict[int, tuple[weakref.ref[Any], Array]] = {}
+
+
+def cut(x: Array, size: int, mesh: AnyMesh) -> Array:
+    """Takes the padding off: `[padded, ...] -> [size, ...]`.
+
+    The padded value is remembered for as long as the cut one lives: where the next operation is
+    federated too, `pad` returns it, and XLA sees neither a cut nor a pad nor their communication.
+    """
+    if x.shape[0] == size:
+        return x
+    # An explicit axis cannot hold uneven shards in its type, so the cut value is not sharded.
+    result = _place(x, mesh, None)[:size]
+    key = id(result)
+    _uncut[key] = (weakref.ref(result, lambda _: _uncut.pop(key, None)), x)
+    return result
+
+
+def pad(x: Array, size: int, mesh: AnyMesh) -> Array:
+    """Lengthens the clients axis to a multiple of the mesh axis by repeating the last client."""
+    missing = padded_size(size, mesh) - x.shape[0]
+    if missing == 0:
+        return x
+    if id(x) in _uncut:
+        return _uncut[id(x)][1]
+    last = jax.lax.stop_gradient(x[-1:])  # the last client must not answer for its copies
+    result = jnp.concatenate([x, jnp.broadcast_to(last, (missing, *x.shape[1:]))])
+    if _axis_type(mesh) != AxisType.Auto or not isinstance(result, Tracer):
+        return result
+    # A cohort that does not divide the axis arrives on every device. Unless told so, XLA spreads
+    # it before it is padded, and then needs communication to pad it.
+    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    spread = NamedSharding(mesh, PartitionSpec(None, *rest))
+    return jax.lax.with_sharding_constraint(result, spread)
+
+
+def _where_row(keep: Array, x: Array, fill: Any) -> Array:
+    return jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.full_like(x, fill))
+
+
+def _identity(kind: str, dtype: Any) -> Any:
+    """The value that leaves a reduction as it is."""
+    if kind == "sum" or dtype == jnp.bool_:
+        return dtype.type(kind == "min")
+    lowest = kind == "max"
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return dtype.type(-jnp.inf if lowest else jnp.inf)
+    info = jnp.iinfo(dtype)
+    return dtype.type(info.min if lowest else info.max)
+
+
+def _place(x: Array, mesh: AnyMesh, axis: str | None) -> Array:
+    """Gives the clients axis to dimension 0, or to none, if its type is explicit; else XLA does."""
+    if _axis_type(mesh) != AxisType.Explicit:
+        return x
+    spec = list(jax.typeof(x).sharding.spec)
+    spec += [None] * (x.ndim - len(spec))
+    without = [_without_clients(entry) for entry in spec]
+    if axis is not None:
+        without[0] = axis
+    if without == spec:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*without)))
+
+
+def _without_clients(entry: Any) -> Any:
+    if isinstance(entry, tuple):
+        rest = tuple(name for name in entry if name != CLIENTS)
+        return rest or None
+    return None if entry == CLIENTS else entry
