@@ -134,8 +134,11 @@ def _extremum_jvp(primitive: Primitive, primals, tangents, **params):
         for i, best in zip(live, attained, strict=True)
     ]
     masked = [tangents[i] * mask for i, mask in zip(live, share, strict=True)]
-    sums = fed_sum_p.bind(*masked, *share, **params)
-    for i, total, count in zip(live, sums[: len(live)], sums[len(live) :], strict=True):
+    # Two equations: in one, the counts would be unknown wherever the tangents are, and a division
+    # by what is unknown has no transpose.
+    totals = fed_sum_p.bind(*masked, **params)
+    counts = fed_sum_p.bind(*share, **params)
+    for i, total, count in zip(live, totals, counts, strict=True):
         out_tangents[i] = (total / count).astype(outs[i].dtype)
     return outs, out_tangents
 

@@ -20,9 +20,9 @@ def accumulator_dtype(kind: str, dtype: Any) -> Any:
         return dtype
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
-    if jnp.issubdtype(dtype, jnp.unsignedinteger):
-        return jnp.promote_types(dtype, jnp.uint32)
-    return jnp.promote_types(dtype, jnp.int32)
+    # By size and not by `promote_types`, which strict promotion forbids.
+    wide = jnp.dtype(jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32)
+    return dtype if jnp.dtype(dtype).itemsize >= wide.itemsize else wide
 
 
 def broadcast(xs: Sequence[Array], size: int) -> list[Array]:
