@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = _version("fedeqx")
 
-_FOLDERS = ("data", "learning", "nn", "training")
-_LANGUAGE = (
+__all__ = [
     "CLIENTS",
     "SERVER",
     "Clients",
@@ -38,21 +37,25 @@ _LANGUAGE = (
     "broadcast",
     "client_map",
     "cohort_size",
+    "data",
+    "learning",
+    "nn",
     "program",
     "reduce_max",
     "reduce_mean",
     "reduce_min",
     "reduce_sum",
-)
+    "training",
+]
 
-__all__ = [*_FOLDERS, *_LANGUAGE]  # noqa: PLE0604
+_FOLDERS = ("data", "learning", "nn", "training")
 
 
 def __getattr__(name: str) -> Any:
     # Imported when first used: a data worker that needs `fedeqx.data` alone must not pay for JAX.
     if name in _FOLDERS:
         return importlib.import_module(f".{name}", __name__)
-    if name in _LANGUAGE:
+    if name in __all__:
         value = getattr(importlib.import_module(".federated", __name__), name)
         globals()[name] = value
         return value

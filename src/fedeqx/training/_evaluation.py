@@ -13,7 +13,7 @@ from ..federated import Clients, Server, client_map, program, reduce_sum
 from ..learning import AbstractClientWork, ClientData
 
 Metric = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""] | Int[Array, ""]]]
-"""`metric(model, batch) -> (sum, count)`: a sum over a batch's real items, and how many they are."""
+"""`metric(model, batch) -> (sum, count)`: a batch's sum over real items, and their number."""
 
 
 class PersonalizationReport(NamedTuple):

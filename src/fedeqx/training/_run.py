@@ -53,7 +53,7 @@ class Run:
             raise RunError(f"{self.folder} is not empty and holds no run; choose another folder.")
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._replace("config.json", json.dumps(self.config, indent=2) + "\n")
+            self.save_text("config.json", json.dumps(self.config, indent=2) + "\n")
 
     def log(self, **values: Any) -> None:
         """Appends one line to the metrics."""
@@ -81,7 +81,7 @@ class Run:
         name = f"checkpoint-{'-'.join(str(value) for value in where.values())}.eqx"
         self.save(name, tree)
         note = {"where": where, "file": name, "metrics": lines}
-        self._replace("checkpoint.json", json.dumps(note) + "\n")
+        self.save_text("checkpoint.json", json.dumps(note) + "\n")
         for old in self.folder.glob("checkpoint-*.eqx"):
             if old.name != name:
                 old.unlink()
@@ -99,10 +99,11 @@ class Run:
         note = json.loads((self.folder / "checkpoint.json").read_text())
         state = eqx.tree_deserialise_leaves(self.folder / note["file"], like)
         lines = list(self.metrics())[: note["metrics"]]
-        self._replace("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        self.save_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         return state
 
-    def _replace(self, name: str, text: str) -> None:
+    def save_text(self, name: str, text: str) -> None:
+        """Writes a text file."""
         path = self.folder / name
         partial = path.with_name(path.name + ".partial")
         partial.write_text(text)
