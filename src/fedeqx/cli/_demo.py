@@ -25,8 +25,8 @@ class Settings:
     batch_size: int = 8
     sequence_length: int = 64
     held_out: float = 0.15
-    tuning_steps: int = 8
-    evaluation_steps: int = 8
+    personal_steps: int = 8
+    depth: int = 5
 
     @property
     def tokens_per_round(self) -> int:
@@ -58,19 +58,21 @@ def _positive(text: str) -> int:
     return value
 
 
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    if arguments.quick:
+        return Settings(arguments.seed, arguments.rounds or 6, cohort=8, personal_steps=4)
+    return Settings(arguments.seed, arguments.rounds or 36)
+
+
 def run(arguments: argparse.Namespace) -> int:
     # Imported when run, so that `fedeqx --help` does not wait for JAX.
     from ..training import RunError, require_matplotlib
     from ._demo_run import Demo
 
-    if arguments.quick:
-        settings = Settings(arguments.seed, arguments.rounds or 6, cohort=8, evaluation_steps=4)
-    else:
-        settings = Settings(arguments.seed, arguments.rounds or 36)
     out = arguments.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     try:
         require_matplotlib()  # before the work, not after it
-        demo = Demo(out, settings)
+        demo = Demo(out, settings_of(arguments))
     except (ImportError, RunError) as e:
         raise CommandError(e) from e
     try:

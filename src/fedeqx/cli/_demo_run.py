@@ -39,7 +39,9 @@ class Demo:
             seed=self.settings.seed,
         )
         model = nn.Transformer(
-            nn.TransformerConfig.preset("tiny", vocab_size=data.BYTE_VOCAB_SIZE),
+            nn.TransformerConfig.preset(
+                "tiny", vocab_size=data.BYTE_VOCAB_SIZE, depth=self.settings.depth
+            ),
             key=jax.random.fold_in(self.key, 0),
         )
         parameters = sum(x.size for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
@@ -59,7 +61,7 @@ class Demo:
         return {
             "FedAvg": learning.FedAvg(
                 _loss,
-                client_optimizer=Optimizer(optax.sgd, learning_rate=0.3),
+                client_optimizer=Optimizer(optax.sgd, learning_rate=0.1),
                 server_optimizer=Optimizer(optax.adam, learning_rate=3e-3),
             ),
             "FedSGD": learning.FedSGD(
@@ -167,8 +169,8 @@ class Demo:
     def _halves(self, group: data.Group) -> tuple[ClientData, dict[str, np.ndarray]] | None:
         """The first half of a group's sequences to tune on, and the second to measure on."""
         settings = self.settings
-        most = (settings.tuning_steps + settings.evaluation_steps) * settings.batch_size
-        wanted = most * settings.sequence_length + 1
+        capacity = settings.personal_steps * settings.batch_size
+        wanted = 2 * capacity * settings.sequence_length + 1
         pieces: list[np.ndarray] = []
         for example in group:
             if pieces:
@@ -181,23 +183,19 @@ class Demo:
         if half == 0:
             return None
 
-        def batches(part: slice, steps: int) -> dict[str, np.ndarray]:
-            shape = (steps, settings.batch_size)
-            return {
-                name: _padded(array[part], steps * settings.batch_size).reshape(
-                    *shape, array.shape[1]
-                )
-                for name, array in sequences._asdict().items()
-            }
+        def batches(part: slice) -> dict[str, np.ndarray]:
+            shape = (settings.personal_steps, settings.batch_size, -1)
+            parts = sequences._asdict().items()
+            return {name: _padded(array[part], capacity).reshape(shape) for name, array in parts}
 
-        tuning = batches(slice(0, half), settings.tuning_steps)
+        tuning = batches(slice(0, half))
         client = ClientData(
             batches=jax.tree.map(jnp.asarray, tuning),
             step_mask=jnp.asarray(tuning["mask"].any(axis=(1, 2))),
             num_examples=jnp.asarray(half, jnp.int32),
             seed=jnp.asarray(training.client_seed(group.id), jnp.uint32),
         )
-        return client, batches(slice(half, None), settings.evaluation_steps)
+        return client, batches(slice(half, None))
 
     def _report(self, clients: dict[str, training.PersonalizationReport]) -> None:
         files = self.files

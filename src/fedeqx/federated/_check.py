@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import jax
 import jax.tree_util as jtu
 import numpy as np
-from beartype.door import is_bearable
 from jaxtyping import AbstractArray, PyTree, jaxtyped
 
 from ._placement import SERVER_MARK, Clients, cohort_size_of, describe, is_array, is_clients
@@ -96,12 +95,15 @@ def _check(where: str, value: Any, declared: Any, *, at_clients: bool) -> None:
             raise _MisfitError(where, declared, _describe(value))
     elif not at_clients and origin is None and is_clients(value) and declared is not object:
         raise _MisfitError(where, declared, _describe(value), _REDUCE)
-    elif origin is Literal or not isinstance(declared, type):
-        # Callables, protocols, literals: no placement inside, so beartype says all there is to say.
-        if not is_bearable(value, declared):
-            raise _MisfitError(where, declared, _describe(value))
+    elif origin is Literal:
+        if value not in args:
+            raise _MisfitError(where, declared, repr(value))
     else:
-        _check_class(where, value, declared)
+        # Of a generic alias the class; of what is no class (a protocol, a forward reference as in
+        # Optax's recursive `OptState`) nothing can be said, and its placement is checked above.
+        known = type(None) if declared is None else origin or declared
+        if isinstance(known, type):
+            _check_class(where, value, known)
 
 
 _WRAP = (
@@ -175,10 +177,15 @@ def _check_container(where, value, declared, origin, args, at_clients) -> None:
 
 @no_type_check
 def _check_class(where: str, value: Any, declared: type) -> None:
-    # A traced number is still what its annotation calls a number.
+    # A traced number is still what its annotation calls a number, and an int will do for a float.
     if declared in (bool, int, float, complex) and is_array(value) and value.shape == ():
         return
-    if not is_bearable(value, declared):
+    accepted = {float: (float, int), complex: (complex, float, int)}.get(declared, declared)
+    try:
+        fits = isinstance(value, accepted)
+    except TypeError:  # a protocol that is not checkable at run time
+        return
+    if not fits:
         raise _MisfitError(where, declared, _describe(value))
 
 

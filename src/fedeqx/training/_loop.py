@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from ..federated import Clients
 from ..learning import AbstractAlgorithm, ClientData, Report, State
 
 
+@runtime_checkable
 class CohortSource(Protocol):
     """Anything indexed by round, such as `fx.data.cohorts(...)`."""
 
