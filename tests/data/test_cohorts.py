@@ -194,6 +194,7 @@ def test_grain_checkpoints(dataset):
 
 GLOBAL_STATE = """
 import random
+import grain  # importing it draws from NumPy's global generator
 import numpy as np
 import fedeqx.data as data
 
