@@ -12,7 +12,13 @@ from ._case import to_jax as to_jax
 from ._compare import as_numpy as as_numpy
 from ._compare import assert_matches as assert_matches
 from ._compare import assert_same as assert_same
+from ._jaxpr import FED as FED
+from ._jaxpr import equations as equations
+from ._jaxpr import names as names
+from ._jaxpr import rounds as rounds
 from ._losses import LOSSES
+from ._mixing import Checker as Checker
+from ._mixing import ClientsMixError as ClientsMixError
 from ._rounds import ROUNDS
 from ._statistics import STATISTICS
 

@@ -33,7 +33,7 @@ def mean_loss(
     return fx.reduce_mean(fx.client_map(squared_error, model, x, y))
 
 
-def np_mean_loss(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def np_mean_loss(model: Any, x: Any, y: Any) -> Any:
     return np.asarray(sum(np_loss(model, *data) for data in zip(x, y, strict=True)) / len(x))
 
 
@@ -49,7 +49,7 @@ def masked_loss(
     return fx.reduce_mean(losses, weights=weights)
 
 
-def np_masked_loss(model: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Any:
+def np_masked_loss(model: Any, x: Any, y: Any, weights: Any) -> Any:
     used = [i for i in range(len(x)) if i % 3]
     total = sum(weights[i] * np_loss(model, x[i], y[i]) for i in used)
     return np.asarray(total / sum(weights[i] for i in used))
@@ -78,7 +78,9 @@ class Net(eqx.Module):
 
 
 def net(rng: np.random.Generator) -> Net:
-    return Net(rng.normal(size=(5, FEATURES)), rng.normal(size=5), jnp.tanh, "net")
+    hidden: Any = rng.normal(size=(5, FEATURES))
+    readout: Any = rng.normal(size=5)
+    return Net(hidden, readout, jnp.tanh, "net")
 
 
 @fx.program
@@ -89,7 +91,7 @@ def net_loss(
     return fx.reduce_mean(fx.client_map(eqx.filter_checkpoint(loss), model, x, y))
 
 
-def np_net_loss(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def np_net_loss(model: Any, x: Any, y: Any) -> Any:
     losses = []
     for xi, yi in zip(x, y, strict=True):
         outputs = np.array([model.readout @ np.tanh(model.hidden @ row) for row in xi])
@@ -113,7 +115,7 @@ def proximal_loss(
     return fx.reduce_mean(fx.client_map(loss, x, y))
 
 
-def np_proximal_loss(model: Any, anchor: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def np_proximal_loss(model: Any, anchor: Any, x: Any, y: Any) -> Any:
     gap = np.sum((model[0] - anchor[0]) ** 2) + (model[1] - anchor[1]) ** 2
     return np.asarray(np_mean_loss(model, x, y) + 0.1 * gap)
 
@@ -135,7 +137,7 @@ def logistic_loss(
     return fx.reduce_mean(fx.client_map(loss, model, x, y))
 
 
-def np_logistic_loss(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def np_logistic_loss(model: Any, x: Any, y: Any) -> Any:
     losses = [
         np.mean(np.log1p(np.exp(-yi * (xi @ model[0] + model[1]))))
         for xi, yi in zip(x, y, strict=True)
@@ -166,15 +168,15 @@ def personalized(
     return losses, fx.reduce_max(losses)
 
 
-def np_personalized(model: Any, rate: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def np_personalized(model: Any, rate: Any, x: Any, y: Any) -> Any:
     before = [np_loss(model, xi, yi) for xi, yi in zip(x, y, strict=True)]
     after = [
         np_loss(np_step(model, np_grad(model, xi, yi), rate), xi, yi)
         for xi, yi in zip(x, y, strict=True)
     ]
     return (
-        Tuned(np.array(before), np.array(after)),
-        Tuned(np.asarray(max(before)), np.asarray(max(after))),
+        Tuned._make([np.array(before), np.array(after)]),
+        Tuned._make([np.asarray(max(before)), np.asarray(max(after))]),
     )
 
 
@@ -194,7 +196,7 @@ def branching_loss(
     return fx.reduce_sum(fx.client_map(loss, model, x, y, kind))
 
 
-def np_branching_loss(model: Any, x: np.ndarray, y: np.ndarray, kind: np.ndarray) -> Any:
+def np_branching_loss(model: Any, x: Any, y: Any, kind: Any) -> Any:
     total = 0.0
     for xi, yi, k in zip(x, y, kind, strict=True):
         residual = xi @ model[0] + model[1] - yi

@@ -10,7 +10,7 @@ from jaxtyping import Array, BFloat16, Bool, Float, Int, Key
 import fedeqx as fx
 
 from ._case import Case
-from ._regression import Linear, Scalar, linear, np_average
+from ._regression import Linear, Scalar, linear, np_average, np_linear
 
 Vector = Float[Array, "features"]
 
@@ -20,7 +20,7 @@ def extremes(x: fx.Clients[Vector]) -> fx.Server[dict[str, Vector]]:
     return {"max": fx.reduce_max(x), "min": fx.reduce_min(x), "sum": fx.reduce_sum(x)}
 
 
-def np_extremes(x: np.ndarray) -> Any:
+def np_extremes(x: Any) -> Any:
     high, low, total = x[0].copy(), x[0].copy(), np.zeros_like(x[0])
     for row in x:
         high, low, total = np.maximum(high, row), np.minimum(low, row), total + row
@@ -40,12 +40,12 @@ def standardize(x: fx.Clients[Vector]) -> fx.Clients[Vector]:
     return fx.client_map(lambda x, stats: (x - stats[0]) / stats[1], x, (mean, scale))
 
 
-def np_variance(x: np.ndarray) -> np.ndarray:
+def np_variance(x: Any) -> Any:
     mean = sum(x) / len(x)
     return sum((row - mean) ** 2 for row in x) / len(x)
 
 
-def np_standardize(x: np.ndarray) -> np.ndarray:
+def np_standardize(x: Any) -> Any:
     mean, scale = sum(x) / len(x), np.sqrt(np_variance(x) + 0.1)
     return np.stack([(row - mean) / scale for row in x])
 
@@ -58,7 +58,7 @@ def shares(x: fx.Clients[Vector]) -> fx.Clients[Vector]:
     return fx.client_map(lambda mine, mean: mine * mean, x, sent)
 
 
-def np_shares(x: np.ndarray) -> np.ndarray:
+def np_shares(x: Any) -> Any:
     mean = sum(x) / len(x)
     return np.stack([row * mean for row in x])
 
@@ -90,20 +90,22 @@ def census(counts: fx.Clients[Counts]) -> fx.Server[Report]:
 def np_census(counts: Any) -> Any:
     examples, seen = [int(e) for e in counts.examples], [row.tolist() for row in counts.label_seen]
     labels = range(len(seen[0]))
-    return Report(
-        np.asarray(sum(examples)),
-        np.array([sum(row[k] for row in seen) for k in labels]),
-        np.array([any(row[k] for row in seen) for k in labels]),
-        np.array([all(row[k] for row in seen) for k in labels]),
-        np.asarray(max(examples)),
-        np.asarray(sum(examples) / len(examples)),
+    return Report._make(
+        [
+            np.asarray(sum(examples)),
+            np.array([sum(row[k] for row in seen) for k in labels]),
+            np.array([any(row[k] for row in seen) for k in labels]),
+            np.array([all(row[k] for row in seen) for k in labels]),
+            np.asarray(max(examples)),
+            np.asarray(sum(examples) / len(examples)),
+        ]
     )
 
 
 def _counts(n: int, rng: np.random.Generator) -> tuple[Any]:
     seen = rng.random((n, 4)) < 0.5
     seen[:, 3] = True
-    return (fx.Clients(Counts(rng.integers(0, 100, n).astype(np.int32), seen)),)
+    return (fx.Clients(Counts._make([rng.integers(0, 100, n).astype(np.int32), seen])),)
 
 
 @fx.program
@@ -116,7 +118,7 @@ def dropout_mean(
     return fx.reduce_mean(fx.client_map(dropped, scale, x, key))
 
 
-def np_dropout_mean(scale: np.ndarray, x: np.ndarray, key: Any) -> np.ndarray:
+def np_dropout_mean(scale: Any, x: Any, key: Any) -> Any:
     total = np.zeros_like(scale)
     for i, row in enumerate(x):
         total += np.where(np.asarray(jax.random.bernoulli(key[i], 0.6, row.shape)), row * scale, 0)
@@ -131,7 +133,7 @@ def server_key_noise(x: fx.Clients[Vector], key: fx.Server[Key[Array, ""]]) -> f
     return fx.client_map(noise, key, ids, x)
 
 
-def np_server_key_noise(x: np.ndarray, key: Any) -> np.ndarray:
+def np_server_key_noise(x: Any, key: Any) -> Any:
     folded = [jax.random.fold_in(key, i) for i in range(len(x))]
     noise = [np.asarray(jax.random.normal(k, x[0].shape), np.float64) for k in folded]
     return np.stack([row * e for row, e in zip(x, noise, strict=True)])
@@ -144,8 +146,8 @@ def weighted_models(
     return fx.reduce_mean(models, weights=weights), fx.reduce_sum(weights)
 
 
-def np_weighted_models(models: Any, weights: np.ndarray) -> Any:
-    trees = [Linear(w, b) for w, b in zip(models.weight, models.bias, strict=True)]
+def np_weighted_models(models: Any, weights: Any) -> Any:
+    trees = [np_linear(w, b) for w, b in zip(models.weight, models.bias, strict=True)]
     return np_average(trees, weights), np.asarray(sum(weights))
 
 
@@ -161,7 +163,7 @@ def low_precision_mean(
     return fx.reduce_mean(fx.client_map(lambda s, x: x * s.astype(x.dtype), scale, x))
 
 
-def np_low_precision_mean(scale: np.ndarray, x: np.ndarray) -> np.ndarray:
+def np_low_precision_mean(scale: Any, x: Any) -> Any:
     return scale * sum(x) / len(x)
 
 
