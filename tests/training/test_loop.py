@@ -36,7 +36,7 @@ def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     resumed = train(
         algorithm,
         run.restore(state),
-        cohorts,
+        cohorts.to_grain(start=2),
         start=2,
         stop=5,
         key=key,
@@ -65,7 +65,7 @@ def test_callbacks_are_told_every_round_in_order(algorithm, model, cohorts):
     train(
         algorithm,
         algorithm.init(model, key=jax.random.key(0)),
-        cohorts,
+        cohorts.to_grain(start=3),
         start=3,
         stop=6,
         key=jax.random.key(0),
@@ -81,27 +81,27 @@ def test_callbacks_are_told_every_round_in_order(algorithm, model, cohorts):
         )
 
 
-def test_no_rounds_read_no_data(algorithm, model):
-    class Unreadable:
-        def __getitem__(self, number):
-            raise AssertionError("read")
-
-    state = algorithm.init(model, key=jax.random.key(0))
-    assert train(algorithm, state, Unreadable(), start=2, stop=2, key=jax.random.key(0)) is state
-
-
 def test_only_the_rounds_asked_for_are_read(algorithm, model, cohorts):
-    class Watched:
-        read = ()
+    read = []
 
-        def __getitem__(self, number):
-            self.read = (*self.read, number)
-            return cohorts[number]
+    def watched():
+        for number in range(1, 10):
+            read.append(number)
+            yield cohorts[number]
 
-    watched = Watched()
     state = algorithm.init(model, key=jax.random.key(0))
-    train(algorithm, state, watched, start=1, stop=4, key=jax.random.key(0))
-    assert watched.read == (1, 2, 3)
+    assert train(algorithm, state, watched(), start=2, stop=2, key=jax.random.key(0)) is state
+    assert read == []
+    train(algorithm, state, watched(), start=1, stop=4, key=jax.random.key(0))
+    assert read == [1, 2, 3]
+
+
+def test_cohorts_of_the_wrong_rounds_are_refused(algorithm, model, cohorts):
+    state = algorithm.init(model, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="Round 2 got the cohort of round 0"):
+        train(algorithm, state, cohorts, start=2, stop=4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="end before round 1"):
+        train(algorithm, state, [cohorts[0]], stop=2, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize("group_id", ["c7", "", 7, "7", b"7", "é"])

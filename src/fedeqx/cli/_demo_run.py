@@ -123,7 +123,7 @@ class Demo:
             state = training.train(
                 algorithm,
                 state,
-                cohorts,
+                cohorts.to_grain(start=start),
                 start=start,
                 stop=settings.rounds,
                 key=jax.random.fold_in(self.key, 1),

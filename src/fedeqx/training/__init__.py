@@ -5,7 +5,6 @@ from ._evaluation import PersonalizationReport as PersonalizationReport
 from ._evaluation import evaluate as evaluate
 from ._evaluation import personalize as personalize
 from ._loop import Callback as Callback
-from ._loop import CohortSource as CohortSource
 from ._loop import RoundResult as RoundResult
 from ._loop import client_seed as client_seed
 from ._loop import to_clients as to_clients

@@ -2,8 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,13 +14,6 @@ from jaxtyping import Array, Key
 from ..data import Cohort
 from ..federated import Clients
 from ..learning import AbstractAlgorithm, ClientData, Report, State
-
-
-@runtime_checkable
-class CohortSource(Protocol):
-    """Anything indexed by round, such as `fx.data.cohorts(...)`."""
-
-    def __getitem__(self, number: int, /) -> Cohort: ...
 
 
 class RoundResult(NamedTuple):
@@ -46,7 +39,7 @@ Callback = Callable[[RoundResult], None]
 def train(
     algorithm: AbstractAlgorithm,
     state: State,
-    cohorts: CohortSource,
+    cohorts: Iterable[Cohort],
     *,
     start: int = 0,
     stop: int,
@@ -55,35 +48,50 @@ def train(
 ) -> State:
     """Runs rounds `start` to `stop - 1` of an algorithm.
 
-    Round `r` uses `cohorts[r]` and a key made from `key` and `r`, and nothing else: a run that is
-    stopped and goes on from a saved state gives the numbers of one that was not. The next cohort is
-    prepared while the devices compute.
+    Round `r` uses the cohort of round `r` and a key made from `key` and `r`, and nothing else: a
+    run that is stopped and goes on from a saved state gives the numbers of one that was not. The
+    next cohort is asked for while the devices compute.
 
     **Arguments:**
 
     - `algorithm`: takes the steps.
     - `state`: from `algorithm.init`, or saved after round `start - 1`.
-    - `cohorts`: the data of each round.
+    - `cohorts`: the cohorts of rounds `start`, `start + 1` and so on, such as
+        `fx.data.cohorts(...).to_grain(start=start)`, which reads ahead.
     - `start`, `stop`: the rounds to run.
     - `key`: the key of the whole run.
     - `callbacks`: called in order after each round.
 
-    **Returns:** the state after round `stop - 1`.
+    **Returns:** the state after round `stop - 1`. Raises a `ValueError` if a cohort is of another
+    round, or if there are no more.
     """
     step = eqx.filter_jit(algorithm.step)
-    cohort = cohorts[start] if start < stop else None
+    upcoming = iter(cohorts)
+    cohort = _of_round(upcoming, start) if start < stop else None
     began = time.perf_counter()
     for number in range(start, stop):
         assert cohort is not None
         state, report = step(state, to_clients(cohort), key=jax.random.fold_in(key, number))
         ids = cohort.ids
-        cohort = cohorts[number + 1] if number + 1 < stop else None
+        cohort = _of_round(upcoming, number + 1) if number + 1 < stop else None
         report = jax.tree.map(np.asarray, jax.block_until_ready(report))
         ended = time.perf_counter()
         for callback in callbacks:
             callback(RoundResult(number, state, report, ids, ended - began))
         began = ended
     return state
+
+
+def _of_round(cohorts: Iterator[Cohort], number: int) -> Cohort:
+    cohort = next(cohorts, None)
+    if cohort is None:
+        raise ValueError(f"The cohorts end before round {number}; give as many as rounds.")
+    if cohort.round != number:
+        raise ValueError(
+            f"Round {number} got the cohort of round {cohort.round}; start the cohorts where the "
+            f"training starts, such as `cohorts.to_grain(start=...)`."
+        )
+    return cohort
 
 
 def to_clients(cohort: Cohort) -> Clients[ClientData]:
