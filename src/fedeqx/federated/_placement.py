@@ -114,10 +114,11 @@ def _stack_leaf(path: jtu.KeyPath, *leaves: Any) -> Any:
         numpy = all(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
         return np.stack(leaves) if numpy else jnp.stack([jnp.asarray(leaf) for leaf in leaves])
     for i, leaf in enumerate(leaves):
-        if is_array(leaf) or not (leaf is leaves[0] or bool(leaf == leaves[0])):
+        arrays = is_array(leaf), is_array(leaves[0])
+        if not (all(arrays) or leaf is leaves[0] or (not any(arrays) and leaf == leaves[0])):
             raise ValueError(
-                f"Clients.stack: {name} is no array and must be the same for all clients, but is "
-                f"{leaves[0]!r} at client 0 and {leaf!r} at client {i}."
+                f"Clients.stack: {name} must be an array for all clients, or the same for all, but "
+                f"is {leaves[0]!r} at client 0 and {leaf!r} at client {i}."
             )
     return leaves[0]
 
