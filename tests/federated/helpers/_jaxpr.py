@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 FED = ("fed_broadcast", "fed_sum", "fed_max", "fed_min", "fed_size")
 REDUCTIONS = ("fed_sum", "fed_max", "fed_min")
@@ -25,10 +25,8 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
     found = []
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                found.append(item.jaxpr)
-            elif isinstance(item, Jaxpr):
-                found.append(item)
+            if hasattr(item, "eqns"):  # closed or open: one class or two, as JAX's version has it
+                found.append(getattr(item, "jaxpr", item))
     return found
 
 
@@ -51,7 +49,7 @@ def names(jaxpr: Any, *, at_client: bool) -> set[str]:
     return {place.name for place in equations(jaxpr) if place.at_client == at_client}
 
 
-def rounds(closed: ClosedJaxpr) -> int:
+def rounds(closed: Any) -> int:
     """How often the server must hear from clients before it can compute all results.
 
     A reduction is one more than the values that it reduces; all else is as late as its operands.

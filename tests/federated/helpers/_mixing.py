@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from ._compare import as_numpy
 
@@ -47,9 +47,10 @@ class Checker:
         self.clients, self.j = clients, j
         self.reductions = self.differing = 0
 
-    def run(self, closed: ClosedJaxpr, pairs: Sequence[Pair]) -> list[Pair]:
-        consts = [(const, const) for const in closed.consts]
-        return self._jaxpr(closed.jaxpr, consts, pairs)
+    def run(self, jaxpr: Any, pairs: Sequence[Pair]) -> list[Pair]:
+        """Evaluates a jaxpr, closed or without constants."""
+        consts = [(const, const) for const in getattr(jaxpr, "consts", ())]
+        return self._jaxpr(getattr(jaxpr, "jaxpr", jaxpr), consts, pairs)
 
     def _jaxpr(self, jaxpr: Jaxpr, consts: Sequence[Pair], pairs: Sequence[Pair]) -> list[Pair]:
         values: dict[Any, Pair] = {}
@@ -67,7 +68,7 @@ class Checker:
     def _equation(self, eqn: Any, pairs: list[Pair]) -> list[Pair]:
         name = eqn.primitive.name
         if name in _CALLS:
-            return self._call(eqn.params[_CALLS[name]], pairs)
+            return self.run(eqn.params[_CALLS[name]], pairs)
         if name == "scan":
             return self._scan(eqn.params, pairs)
         if name == "while":
@@ -115,11 +116,6 @@ class Checker:
             if not np.delete(differs, self.j, axis).any():
                 return True
         return False
-
-    def _call(self, inner: Any, pairs: Sequence[Pair]) -> list[Pair]:
-        if isinstance(inner, ClosedJaxpr):
-            return self.run(inner, pairs)
-        return self._jaxpr(inner, [], pairs)
 
     def _scan(self, params: dict[str, Any], pairs: list[Pair]) -> list[Pair]:
         if "num_carry" in params:
