@@ -56,10 +56,12 @@ class Optimizer(eqx.Module):
         self, grads: Params, state: optax.OptState, params: Params, step: Int[Array, ""]
     ) -> tuple[Params, optax.OptState]:
         """One step: the new parameters, in the dtypes of the old ones, and the new state."""
-        # Optax mixes dtypes (a Python float with bfloat16, a counter with float32) by design.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = self._at(step).update(grads, state, params)
+
+        def update(optimizer, grads, state, params, step):
+            updates, state = optimizer._at(step).update(grads, state, params)
             return optax.apply_updates(params, updates), state
+
+        return _mixing_dtypes(update)(self, grads, state, params, step)
 
     def _at(self, step: Int[Array, ""]) -> optax.GradientTransformation:
         values = {
@@ -67,6 +69,26 @@ class Optimizer(eqx.Module):
             for name, value in self.hyperparameters.items()
         }
         return self.make(**values)
+
+
+def _mixing_dtypes(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` under standard dtype promotion, and its derivatives of every order too.
+
+    Optax mixes dtypes (a Python float with bfloat16, a counter with float32) by design. Derivatives
+    are taken later, outside of any block here, and that of `b1 ** count` mixes dtypes as well.
+    """
+
+    @eqx.filter_custom_jvp
+    def mixing(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return fn(*args)
+
+    @mixing.def_jvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return eqx.filter_jvp(fn, primals, tangents)
+
+    return mixing
 
 
 def _is_rate(name: str, value: Any) -> bool:
