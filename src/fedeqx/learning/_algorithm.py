@@ -1,7 +1,7 @@
 """What every algorithm is, and the one round that they share."""
 
 import abc
-from typing import Any, NamedTuple, TypeVar, final
+from typing import NamedTuple, final
 
 import equinox as eqx
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from ..federated import Clients, Server, client_map, program
 from ._aggregator import AbstractAggregator, AggregatorReport
 from ._client_work import AbstractClientWork, ClientData, ClientReport
+from ._masking import run_where
 from ._optimizer import Optimizer, Params, trainable
 
 
@@ -110,17 +111,21 @@ class Round(eqx.Module):
         (update, client), aggregator, told = self.aggregator.aggregate(
             state.aggregator, results, weights
         )
-        model, server = self._update_server(state, update)
-        changed = State(state.round + 1, model, aggregator, server)
-        report = Report(client, told, ServerReport(_norm(update)))
-        return _where(told.clients_used > 0, changed, state), report
 
-    def _update_server(self, state: State, update: Params) -> tuple[PyTree, optax.OptState]:
-        params, static = eqx.partition(state.model, eqx.is_inexact_array)
-        # Optax descends along gradients; a client's update is a direction to go.
-        gradient = jtu.tree_map(jnp.negative, update)
-        params, server = self.optimizer.update(gradient, state.server, params, state.round)
-        return eqx.combine(params, static), server
+        def at_server(optimizer: Optimizer, state: State, aggregator: PyTree, update: Params):
+            params, static = eqx.partition(state.model, eqx.is_inexact_array)
+            # Optax descends along gradients; a client's update is a direction to go.
+            gradient = jtu.tree_map(jnp.negative, update)
+            params, server = optimizer.update(gradient, state.server, params, state.round)
+            return State(state.round + 1, eqx.combine(params, static), aggregator, server)
+
+        state = run_where(
+            told.clients_used > 0,
+            at_server,
+            *(self.optimizer, state, aggregator, update),
+            otherwise=state,
+        )
+        return state, Report(client, told, ServerReport(_norm(update)))
 
 
 def _norm(update: Params) -> Float[Array, ""]:
@@ -128,15 +133,3 @@ def _norm(update: Params) -> Float[Array, ""]:
     squares = [jnp.sum(jnp.square(u.astype(jnp.float32))) for u in jtu.tree_leaves(update)]
     total = sum(squares, start=jnp.zeros((), jnp.float32))
     return jnp.where(total == 0, 0.0, jnp.sqrt(jnp.where(total == 0, 1.0, total)))
-
-
-T = TypeVar("T")
-
-
-def _where(condition: Any, new: T, old: T) -> T:
-    """Of two trees of one structure, the arrays of one or the other."""
-
-    def select(new: Any, old: Any) -> Any:
-        return jnp.where(condition, new, old) if eqx.is_array(new) else new
-
-    return jtu.tree_map(select, new, old)

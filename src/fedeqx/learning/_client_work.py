@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Bool, Float, Int, Key, Num, PyTree, UInt32
 
+from ._masking import run_where
 from ._optimizer import Optimizer, Params
 
 Loss = Callable[[Any, Any, Any], Float[Array, ""]]
@@ -82,13 +83,15 @@ class LocalSGD(AbstractClientWork):
         start, static = eqx.partition(model, eqx.is_inexact_array)
         num_steps = data.step_mask.shape[0]
 
-        def local_step(carry, i, value_and_grad):
+        def local_step(optimizer, carry, i, value_and_grad):
             params, state = carry
             value, grads = value_and_grad(params)
-            return value, self.optimizer.update(grads, state, params, round * num_steps + i)
+            return value, optimizer.update(grads, state, params, round * num_steps + i)
 
         carry = (start, self.optimizer.init(start))
-        (params, _), report = _over_steps(self.loss, static, data, key, local_step, carry)
+        (params, _), report = _over_steps(
+            self.loss, static, data, key, local_step, self.optimizer, carry
+        )
         return jtu.tree_map(lambda new, old: new - old, params, start), report
 
 
@@ -111,31 +114,35 @@ class LocalGradient(AbstractClientWork):
         del round
         params, static = eqx.partition(model, eqx.is_inexact_array)
 
-        def one_batch(total, i, value_and_grad):
+        def one_batch(params, total, i, value_and_grad):
             del i
             value, grads = value_and_grad(params)
             return value, jtu.tree_map(jnp.add, total, grads)
 
         zeros = jtu.tree_map(jnp.zeros_like, params)
-        total, report = _over_steps(self.loss, static, data, key, one_batch, zeros)
+        total, report = _over_steps(self.loss, static, data, key, one_batch, params, zeros)
         divisor = jnp.maximum(report.steps, 1)
         return jtu.tree_map(lambda t: -t / divisor.astype(t.dtype), total), report
 
 
-def _over_steps(loss, static, data: ClientData, key, step, carry) -> tuple[Any, ClientReport]:
-    """Scans `step(carry, i, value_and_grad) -> (loss, carry)` over the real steps of a client."""
+def _over_steps(
+    loss, static, data: ClientData, key, step, fixed, carry
+) -> tuple[Any, ClientReport]:
+    """Scans `step(fixed, carry, i, value_and_grad) -> (loss, carry)` over a client's real steps."""
     num_steps = data.step_mask.shape[0]
 
     def body(carry, inputs):
-        inner, total = carry
         i, batch, is_real = inputs
 
-        def batch_loss(params: Params) -> Float[Array, ""]:
-            return loss(eqx.combine(params, static), batch, jax.random.fold_in(key, i))
+        def one_step(fixed, carry, batch):
+            def batch_loss(params: Params) -> Float[Array, ""]:
+                return loss(eqx.combine(params, static), batch, jax.random.fold_in(key, i))
 
-        value, updated = step(inner, i, jax.value_and_grad(batch_loss))
-        new = (updated, total + value.astype(total.dtype))
-        return jtu.tree_map(lambda new, old: jnp.where(is_real, new, old), new, carry), None
+            inner, total = carry
+            value, inner = step(fixed, inner, i, jax.value_and_grad(batch_loss))
+            return inner, total + value.astype(total.dtype)
+
+        return run_where(is_real, one_step, fixed, carry, batch, otherwise=carry), None
 
     # The losses are summed in the carry, not stacked: JAX 0.10 cannot transpose a scan, inside of a
     # `jit`, that has a stacked output which nothing uses, and often nothing uses the report.
