@@ -41,18 +41,18 @@ def as_clients(value: T, size: int) -> Clients[T]:
     return Clients(map_arrays(lambda leaf: backends.cut(leaf, size=size, mesh=mesh), value))
 
 
-def require_weights(verb: str, weights: Any) -> Array:
-    """The one array of shape [clients] in `weights`."""
+def require_weights(verb: str, weights: Any) -> None:
+    """Raises unless `weights` is one array of shape [clients], of real numbers, at the clients."""
     leaf = weights.value if is_clients(weights) else weights
     ok = is_clients(weights) and is_array(leaf) and len(leaf.shape) == 1
-    if not ok or not (leaf.dtype == jnp.bool_ or jnp.issubdtype(leaf.dtype, jnp.number)):
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    if not ok or not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
         found = type(leaf).__name__ if not is_array(leaf) else describe(leaf)
         where = "Clients of " if is_clients(weights) else ""
         raise TypeError(
             f"{verb} needs `weights` to be Clients of one real number a client, so an array of "
             f"shape [clients], but got {where}{found}."
         )
-    return leaf
 
 
 def client_map(fn: Callable[..., T], *args: Any, weights: Weights | None = None) -> Clients[T]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from . import _primitives as prims
 from ._client import Weights, as_clients, at_clients, client_map, padded, require_weights
-from ._placement import Clients, Server, describe, is_array, is_clients
+from ._placement import Clients, Server, cohort_size_of, describe, is_array, is_clients
 from .backends import accumulator_dtype
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ def reduce_mean(x: Clients[T], weights: Weights | None = None) -> Server[T]:
         means = [s / size.astype(s.dtype) for s in sums]
     else:
         require_weights("reduce_mean", weights)
+        cohort_size_of([("reduce_mean(x)", x), ("reduce_mean(weights)", weights)])
         weighed = client_map(_weigh, Clients(arrays), weights).value
         *sums, total = _reduce(prims.fed_sum_p, weighed)
         divisor = jnp.where(total == 0, jnp.ones_like(total), total)
@@ -178,6 +179,8 @@ def _numbers(
                 f"{verb} has no meaning for {jtu.keystr(path) or 'the value'}, which is "
                 f"{describe(leaf)}. Leave it out (`eqx.partition`), or map it to numbers first."
             )
+    # NumPy arrays become what JAX makes of them, 64 bits included, before dtypes are looked at.
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
 
     def rebuild(results: Any) -> T:
         return eqx.combine(jtu.tree_unflatten(structure, list(results)), rest)
