@@ -187,7 +187,7 @@ def test_weighted_mean(kind):
     singles, clients = cohort(kind)
     w = np.array([0.0, 1.0, 3.0, 0.0, 4.0], np.float32)
     mean = lambda rows: sum(w[i] * r.astype(_float(r)) for i, r in enumerate(rows)) / 8
-    found = fx.reduce_mean(clients, weights=fx.Clients(w))
+    found = fx.reduce_mean(clients, weights=fx.Clients(jnp.asarray(w)))
     check(found, fold(mean, singles))
 
 
