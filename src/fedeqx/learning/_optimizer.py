@@ -6,6 +6,7 @@ from typing import Any, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, Int, PyTree
 
@@ -50,29 +51,32 @@ class Optimizer(eqx.Module):
 
     def init(self, params: Params) -> optax.OptState:
         """The optimizer's state for these parameters."""
-        return self._at(jnp.zeros((), jnp.int32)).init(params)
+        with jax.numpy_dtype_promotion("standard"):
+            return self.make(**self._at(jnp.zeros((), jnp.int32))).init(params)
 
     def update(
         self, grads: Params, state: optax.OptState, params: Params, step: Int[Array, ""]
     ) -> tuple[Params, optax.OptState]:
-        """One step: the new parameters, in the dtypes of the old ones, and the new state."""
+        """One step: the new parameters and the new state, in the dtypes of the old ones."""
 
-        def update(optimizer, grads, state, params, step):
-            updates, state = optimizer._at(step).update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+        def update(hyperparameters, grads, state, params):
+            updates, new = self.make(**hyperparameters).update(grads, state, params)
+            # Unlike a Python float, an array of float32 would make a bfloat16 moment a float32.
+            return optax.apply_updates(params, updates), jtu.tree_map(_in_dtype_of, new, state)
 
-        return _mixing_dtypes(update)(self, grads, state, params, step)
+        with jax.numpy_dtype_promotion("standard"):
+            hyperparameters = self._at(step)
+        return _mixing_dtypes(update)(hyperparameters, grads, state, params)
 
-    def _at(self, step: Int[Array, ""]) -> optax.GradientTransformation:
-        values = {
+    def _at(self, step: Int[Array, ""]) -> dict[str, Any]:
+        return {
             name: value(step) if callable(value) else value
             for name, value in self.hyperparameters.items()
         }
-        return self.make(**values)
 
 
 def _mixing_dtypes(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` under standard dtype promotion, and its derivatives of every order too.
+    """`fn` under standard dtype promotion, and its derivative too; it closes over no tracer.
 
     Optax mixes dtypes (a Python float with bfloat16, a counter with float32) by design. Derivatives
     are taken later, outside of any block here, and that of `b1 ** count` mixes dtypes as well.
@@ -89,6 +93,10 @@ def _mixing_dtypes(fn: Callable[..., Any]) -> Callable[..., Any]:
             return eqx.filter_jvp(fn, primals, tangents)
 
     return mixing
+
+
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    return new.astype(old.dtype) if eqx.is_array(new) and eqx.is_array(old) else new
 
 
 def _is_rate(name: str, value: Any) -> bool:
