@@ -37,7 +37,7 @@ def next_token_nll(
 
     ```
     """
-    tokens, mask = batch["tokens"], batch["mask"]
+    tokens, mask = jnp.asarray(batch["tokens"]), jnp.asarray(batch["mask"])
     if tokens.ndim != 2 or mask.shape != (tokens.shape[0], tokens.shape[1] - 1):
         raise ValueError(
             f"`tokens` has shape {tokens.shape} and `mask` {mask.shape}; give tokens "

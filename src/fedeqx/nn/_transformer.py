@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray, PyTree
 
@@ -59,11 +60,11 @@ class Transformer(eqx.Module):
 
         - `tokens`: one sequence of token ids, of any length.
 
-        **Returns:** logits; row `t` depends on tokens `0..t` only. An id outside the vocabulary
-        gives NaN from there on.
+        **Returns:** logits; row `t` depends on tokens `0..t` only. With an id outside the
+        vocabulary they are NaN.
         """
         dtype = jnp.dtype(self.config.compute_dtype)
-        x = jnp.take(self.embedding, tokens, axis=0, mode="fill").astype(dtype)
+        x = _look_up(self.embedding, tokens).astype(dtype)
         apply = _rematerialize(lambda x, block: (block(x), None), self.config.remat)
         x, _ = jax.lax.scan(apply, _vary_like(x, self.blocks), self.blocks)
         x = _rms_norm(x, self.final_norm, self.config.norm_eps)
@@ -138,6 +139,18 @@ class _Block(eqx.Module):
         else:
             hidden = jax.nn.silu(jax.lax.optimization_barrier(_project(x, self.gate))) * up
         return _project(hidden, self.down)
+
+
+def _look_up(
+    embedding: Float32[Array, "vocab width"], tokens: Int[Array, " seq"]
+) -> Float32[Array, "seq width"]:
+    """The rows of an embedding; NaN for an id outside the vocabulary."""
+    sharding = jax.typeof(tokens).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return embedding.at[tokens].get(mode="fill")
+    # A gather alone cannot tell on an explicit mesh whether it follows the indices.
+    out = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, None))
+    return embedding.at[tokens].get(mode="fill", out_sharding=out)
 
 
 def _rematerialize(fn: Callable, remat: Remat) -> Callable:
