@@ -55,17 +55,24 @@ def ambient_mesh() -> AnyMesh | None:
     """The mesh whose `"clients"` axis carries the cohort, or `None` to run without one.
 
     Looked for in `program(mesh=...)`, then `jax.set_mesh`, then `with mesh:`. A mesh without that
-    axis runs every client on every device. Raises a `ValueError` if the axis is already manual.
+    axis runs every client on every device. Raises a `ValueError` if the axis is already manual, or
+    if the program's mesh is not the one that JAX was told to use.
     """
     if getattr(_scope, "depth", 0):
         return None
-    candidates = (
-        getattr(_scope, "mesh", None),
-        jax.sharding.get_abstract_mesh(),
-        thread_resources.env.physical_mesh,
-    )
-    mesh = next((mesh for mesh in candidates if mesh is not None and not mesh.empty), None)
-    if mesh is None or CLIENTS not in mesh.axis_names:
+    context = jax.sharding.get_abstract_mesh()
+    mesh = getattr(_scope, "mesh", None)
+    if mesh is None:
+        mesh = context if not context.empty else thread_resources.env.physical_mesh
+    elif not context.empty and mesh.abstract_mesh != context:
+        if mesh.shape_tuple != context.shape_tuple:
+            raise ValueError(
+                f"The program's own mesh {_show(mesh)} is not the mesh that is set around its "
+                f"call, {_show(context)}, and JAX computes on one mesh at a time. Leave out "
+                "`program(mesh=...)`, or call the program outside of `jax.set_mesh`."
+            )
+        mesh = context  # the same but for the types of its axes, and JAX goes by the context's
+    if mesh.empty or CLIENTS not in mesh.axis_names:
         return None
     if _axis_type(mesh) == AxisType.Manual:
         raise ValueError(
@@ -76,11 +83,32 @@ def ambient_mesh() -> AnyMesh | None:
     return mesh
 
 
+def _show(mesh: AnyMesh) -> str:
+    return f"({', '.join(f'{name}={size}' for name, size in mesh.shape_tuple)})"
+
+
 def _axis_type(mesh: AnyMesh) -> AxisType:
     return mesh.axis_types[mesh.axis_names.index(CLIENTS)]
 
 
+def _as_typed(mesh: AnyMesh, xs: Sequence[Array]) -> AnyMesh:
+    """The mesh, its axes automatic unless JAX or an operand takes them for explicit.
+
+    Only `jax.set_mesh` makes JAX type all values by a mesh. A value typed by one that is merely
+    passed on, or entered by `with mesh:`, is of no use to operations on the default device.
+    """
+    if not jax.sharding.get_abstract_mesh().empty:
+        return mesh
+    if any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in xs):
+        return mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
 def broadcast(xs: Sequence[Array], size: int, mesh: AnyMesh) -> list[Array]:
+    mesh = _as_typed(mesh, xs)
     each = padded_size(size, mesh) // mesh.shape[CLIENTS]
     spread = _over_clients(
         lambda *xs: _local.broadcast(xs, each), mesh, PartitionSpec(), PartitionSpec(CLIENTS)
@@ -98,6 +126,7 @@ def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Arr
             xs = tuple(_where_row(row < size, x, _identity(kind, x.dtype)) for x in xs)
         return collective(tuple(_local.reduce(xs, kind)), CLIENTS)
 
+    mesh = _as_typed(mesh, xs)
     total = _over_clients(local, mesh, PartitionSpec(CLIENTS), PartitionSpec())
     return list(total(*(_place(x, mesh, CLIENTS) for x in xs)))
 
@@ -105,6 +134,7 @@ def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Arr
 def map_clients(
     fn: Callable[..., Sequence[Array]], xs: Sequence[Array], mesh: AnyMesh
 ) -> Sequence[Array]:
+    mesh = _as_typed(mesh, xs)
     # `check_vma` would ask the client function to mark constants as varying over an axis that it
     # does not know of; all that goes in and comes out here varies over it by construction.
     mapped = _over_clients(
@@ -147,7 +177,7 @@ def cut(x: Array, size: int, mesh: AnyMesh) -> Array:
     if x.shape[0] == size:
         return x
     # An explicit axis cannot hold uneven shards in its type, so the cut value is not sharded.
-    result = _place(x, mesh, None)[:size]
+    result = _place(x, _as_typed(mesh, [x]), None)[:size]
     key = id(result)
     _uncut[key] = (weakref.ref(result, lambda _: _uncut.pop(key, None)), x)
     return result
@@ -158,10 +188,12 @@ def pad(x: Array, size: int, mesh: AnyMesh) -> Array:
     missing = padded_size(size, mesh) - x.shape[0]
     if missing == 0:
         return x
-    if id(x) in _uncut:
-        return _uncut[id(x)][1]
+    uncut = _uncut.get(id(x))
+    if uncut is not None and uncut[1].shape[0] == padded_size(size, mesh):
+        return uncut[1]
     last = jax.lax.stop_gradient(x[-1:])  # the last client must not answer for its copies
     result = jnp.concatenate([x, jnp.broadcast_to(last, (missing, *x.shape[1:]))])
+    mesh = _as_typed(mesh, [x])
     if _axis_type(mesh) != AxisType.Auto or not isinstance(result, Tracer):
         return result
     # A cohort that does not divide the axis arrives on every device. Unless told so, XLA spreads
