@@ -11,7 +11,15 @@ from jax.core import Tracer, eval_jaxpr
 from jaxtyping import Array, Bool, Num
 
 from . import backends
-from ._placement import Clients, cohort_size_of, describe, is_array, is_clients, map_arrays
+from ._placement import (
+    Clients,
+    as_array,
+    cohort_size_of,
+    describe,
+    is_array,
+    is_clients,
+    map_arrays,
+)
 from ._primitives import fed_broadcast
 
 T = TypeVar("T")
@@ -22,7 +30,7 @@ def at_clients(tree: Any, size: int) -> Any:
     """Every array leaf with a clients axis: of a `Clients` its value, of the rest a broadcast."""
     leaves, structure = jtu.tree_flatten(tree, is_leaf=is_clients)
     at_server = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-    sent = fed_broadcast([jnp.asarray(leaves[i]) for i in at_server], size)
+    sent = fed_broadcast([as_array(leaves[i]) for i in at_server], size)
     for i, leaf in zip(at_server, sent, strict=True):
         leaves[i] = leaf
     values = [padded(leaf).value if is_clients(leaf) else leaf for leaf in leaves]
@@ -32,7 +40,7 @@ def at_clients(tree: Any, size: int) -> Any:
 def padded(x: Clients[T]) -> Clients[T]:
     """`x` with the clients axis as long as the backend needs it."""
     size, mesh = x.size, backends.ambient_mesh()
-    return map_arrays(lambda leaf: backends.pad(jnp.asarray(leaf), size=size, mesh=mesh), x)
+    return map_arrays(lambda leaf: backends.pad(as_array(leaf), size=size, mesh=mesh), x)
 
 
 def as_clients(value: T, size: int) -> Clients[T]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from . import _primitives as prims
 from ._client import Weights, as_clients, at_clients, client_map, padded, require_weights
-from ._placement import Clients, Server, cohort_size_of, describe, is_array, is_clients
+from ._placement import Clients, Server, as_array, cohort_size_of, describe, is_array, is_clients
 from .backends import accumulator_dtype
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ def _numbers(
                 f"{describe(leaf)}. Leave it out (`eqx.partition`), or map it to numbers first."
             )
     # NumPy arrays become what JAX makes of them, 64 bits included, before dtypes are looked at.
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    leaves = [as_array(leaf) for leaf in leaves]
 
     def rebuild(results: Any) -> T:
         return eqx.combine(jtu.tree_unflatten(structure, list(results)), rest)

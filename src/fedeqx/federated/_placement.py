@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 
@@ -21,6 +22,12 @@ SERVER: Final = "server"
 def is_array(leaf: Any) -> bool:
     """Whether a leaf carries data: an array, a tracer, or the shape and dtype of one."""
     return eqx.is_array(leaf) or isinstance(leaf, np.generic | jax.ShapeDtypeStruct)
+
+
+def as_array(leaf: Any) -> jax.Array:
+    """A leaf as a JAX array. One that is such stays the same object, which `asarray` of a tracer
+    does not, since a backend may know more of it than its value."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def is_clients(node: Any) -> bool:
@@ -97,8 +104,18 @@ class Clients(eqx.Module, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Iterates over the single clients' trees."""
+        value = map_arrays(_gathered, self.value)
         for i in range(self.size):
-            yield jtu.tree_map(lambda leaf, i=i: leaf[i] if is_array(leaf) else leaf, self.value)
+            yield map_arrays(lambda leaf, i=i: leaf[i], value)
+
+
+def _gathered(leaf: Any) -> Any:
+    """An array that can be indexed by client: an explicit mesh axis over the clients forbids it."""
+    sharding = jax.typeof(leaf).sharding if isinstance(leaf, jax.Array) else None
+    if sharding is None or len(sharding.spec) == 0 or sharding.spec[0] is None:
+        return leaf
+    replicated = PartitionSpec(None, *sharding.spec[1:])
+    return jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, replicated))
 
 
 def _stack_leaf(path: jtu.KeyPath, *leaves: Any) -> Any:
