@@ -61,7 +61,7 @@ def _positive(text: str) -> int:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.quick:
         return Settings(arguments.seed, arguments.rounds or 6, cohort=8, personal_steps=4)
-    return Settings(arguments.seed, arguments.rounds or 36)
+    return Settings(arguments.seed, arguments.rounds or 32)
 
 
 def run(arguments: argparse.Namespace) -> int:

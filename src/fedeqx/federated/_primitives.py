@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from . import backends
@@ -108,9 +109,19 @@ def _transpose(move: Callable[[list[Array]], list[Array]], cotangents, operands)
             result[i] = ad.Zero(operand.aval.to_ct_aval())
     moved = move([cotangents[i] for i in live]) if live else []
     for i, ct in zip(live, moved, strict=True):
-        # A cotangent has its primal's dtype; a float32 sum of bfloat16 values has not.
-        result[i] = ct.astype(operands[i].aval.dtype) if result[i] is not None else None
+        if result[i] is not None:
+            result[i] = _fit(ct, result[i].aval)
     return result
+
+
+def _fit(cotangent: Array, aval: Any) -> Array:
+    """A cotangent has its primal's dtype, which a float32 sum of bfloat16 values has not, and on
+    explicit mesh axes its sharding."""
+    cotangent = cotangent.astype(aval.dtype)
+    found = jax.typeof(cotangent).sharding
+    if found.spec == aval.sharding.spec:
+        return cotangent
+    return jax.sharding.reshard(cotangent, NamedSharding(found.mesh, aval.sharding.spec))
 
 
 def _broadcast_transpose(cotangents, *operands, **params):
