@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import Tracer, eval_jaxpr
-from jaxtyping import Array, Bool, Num
+from jaxtyping import Array, Bool
 
 from . import backends
 from ._placement import (
@@ -18,12 +18,15 @@ from ._placement import (
     describe,
     is_array,
     is_clients,
+    is_field,
+    is_number,
     map_arrays,
 )
 from ._primitives import fed_broadcast
 
 T = TypeVar("T")
-Weights = Clients[Num[Array, ""] | Bool[Array, ""]]
+# One real number a client. `Any`, because `Clients` is invariant, and a loader gives NumPy arrays.
+Weights = Clients[Any]
 
 
 def at_clients(tree: Any, size: int) -> Any:
@@ -33,13 +36,13 @@ def at_clients(tree: Any, size: int) -> Any:
     sent = fed_broadcast([as_array(leaves[i]) for i in at_server], size)
     for i, leaf in zip(at_server, sent, strict=True):
         leaves[i] = leaf
-    values = [padded(leaf).value if is_clients(leaf) else leaf for leaf in leaves]
+    values = [padded(leaf, size).value if is_clients(leaf) else leaf for leaf in leaves]
     return jtu.tree_unflatten(structure, values)
 
 
-def padded(x: Clients[T]) -> Clients[T]:
+def padded(x: Clients[T], size: int) -> Clients[T]:
     """`x` with the clients axis as long as the backend needs it."""
-    size, mesh = x.size, backends.ambient_mesh()
+    mesh = backends.ambient_mesh()
     return map_arrays(lambda leaf: backends.pad(as_array(leaf), size=size, mesh=mesh), x)
 
 
@@ -110,7 +113,7 @@ def client_map(fn: Callable[..., T], *args: Any, weights: Weights | None = None)
     closed_over = [i for i, const in enumerate(consts) if isinstance(const, Tracer)]
     leaves += fed_broadcast([consts[i] for i in closed_over], size)
 
-    def run(*leaves: Array) -> Sequence[Array]:
+    def run(*leaves: Array) -> Sequence[Any]:  # a literal that `fn` returns stays a Python number
         own, sent = leaves[: len(jaxpr.invars)], leaves[len(jaxpr.invars) :]
         captured = list(consts)
         for i, leaf in zip(closed_over, sent, strict=True):
@@ -118,13 +121,13 @@ def client_map(fn: Callable[..., T], *args: Any, weights: Weights | None = None)
         return eval_jaxpr(jaxpr, captured, *own)
 
     def run_unless_weightless(weight: Array, *leaves: Array) -> Sequence[Array]:
-        keep = weight != 0
+        keep = weight.astype(bool)
         return [_mask(keep, out) for out in run(*(_mask_float(keep, x) for x in leaves))]
 
     if weights is None:
         outs = _fed_map(run, leaves, mesh)
     else:
-        outs = _fed_map(run_unless_weightless, [padded(weights).value, *leaves], mesh)
+        outs = _fed_map(run_unless_weightless, [padded(weights, size).value, *leaves], mesh)
     result_structure, rest = returned
     return as_clients(eqx.combine(jtu.tree_unflatten(result_structure, outs), rest), size)
 
@@ -170,9 +173,8 @@ def _numbers_to_arrays(result: Any, shared: Any) -> Any:
                 f"The function given to client_map returns a Clients at {where}; a client holds "
                 "plain values, so return its `.value` or reduce it first."
             )
-        if not isinstance(leaf, bool | int | float | complex):
+        if not is_number(leaf) or (is_field(path) and id(leaf) in passed_on):
             return leaf
-        is_field = any(isinstance(key, jtu.GetAttrKey) for key in path)
-        return leaf if is_field and id(leaf) in passed_on else jnp.asarray(leaf)
+        return jnp.asarray(leaf)
 
     return jtu.tree_map_with_path(convert, result, is_leaf=is_clients)

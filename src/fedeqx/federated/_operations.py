@@ -11,7 +11,18 @@ from jaxtyping import Array, Int
 
 from . import _primitives as prims
 from ._client import Weights, as_clients, at_clients, client_map, padded, require_weights
-from ._placement import Clients, Server, as_array, cohort_size_of, describe, is_array, is_clients
+from ._placement import (
+    Clients,
+    Server,
+    as_array,
+    cohort_size_of,
+    describe,
+    find_cohort_size,
+    is_array,
+    is_clients,
+    is_field,
+    is_number,
+)
 from .backends import accumulator_dtype
 
 T = TypeVar("T")
@@ -24,7 +35,8 @@ def broadcast(
 
     **Arguments:**
 
-    - `tree`: any PyTree at the server. Leaves that are no arrays pass through unchanged.
+    - `tree`: any PyTree at the server. A Python number is sent as an array, unless it is a field of
+        a module; other leaves that are no arrays pass through unchanged.
     - `clients`: the cohort size, or
     - `like`: a value of the cohort that it should go to. Prefer this: a program that never spells
         the number runs at any cohort size.
@@ -51,7 +63,11 @@ def broadcast(
     size = _require_clients("broadcast(like=...)", like).size if like is not None else clients
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"broadcast needs a cohort of at least one client, but clients={size!r}.")
-    return as_clients(at_clients(tree, size), size)
+    values = jtu.tree_map_with_path(
+        lambda path, leaf: jnp.asarray(leaf) if is_number(leaf) and not is_field(path) else leaf,
+        tree,
+    )
+    return as_clients(at_clients(values, size), size)
 
 
 def cohort_size(x: Clients[Any]) -> Server[Int[Array, ""]]:
@@ -169,7 +185,7 @@ def _numbers(
 ) -> tuple[list[Array], Callable[..., T]]:
     """The arrays that a reduction works on, and how to put their results back in the tree."""
     value = _require_clients(verb, x).value
-    _ = x.size
+    find_cohort_size([(verb, x)])
     arrays, rest = eqx.partition(value, is_array)
     leaves, structure = jtu.tree_flatten(arrays)
     for path, leaf in jtu.tree_leaves_with_path(arrays):
@@ -192,7 +208,7 @@ def _reduce(primitive: Primitive, arrays: Sequence[Array]) -> list[Array]:
     if not arrays:
         return []
     at_clients = Clients(arrays)
-    return prims.fed_reduce(primitive, padded(at_clients).value, at_clients.size)
+    return prims.fed_reduce(primitive, padded(at_clients, at_clients.size).value, at_clients.size)
 
 
 def _mean_dtype(dtype: Any) -> Any:
@@ -209,9 +225,12 @@ def _weigh(xs: Sequence[Array], weight: Array) -> list[Array]:
     The value is replaced before it is multiplied, not after: `0 * NaN` is NaN, and masking only the
     product would leave it in the derivative with respect to the weight.
     """
-    keep = weight != 0
+    keep = weight.astype(bool)
+    dtypes = [accumulator_dtype("sum", _mean_dtype(x.dtype)) for x in [*xs, weight]]
+    # The total in the widest of them, so that a mean is as exact as its values.
+    dtypes[-1] = max((jnp.finfo(dtype).dtype for dtype in dtypes), key=lambda d: d.itemsize)
     weighed = []
-    for x in [*xs, jnp.ones_like(weight, _mean_dtype(weight.dtype))]:
-        x = x.astype(accumulator_dtype("sum", _mean_dtype(x.dtype)))
+    for x, dtype in zip([*xs, jnp.ones_like(weight)], dtypes, strict=True):
+        x = x.astype(dtype)
         weighed.append(weight.astype(x.dtype) * jnp.where(keep, x, jnp.zeros_like(x)))
     return weighed
