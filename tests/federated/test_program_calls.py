@@ -26,7 +26,9 @@ def at(*shape: int, n: int = N) -> fx.Clients[Any]:
 
 
 ones = jnp.ones
-SERVER_VALUE: Any = jnp.ones(3)  # given where clients' values belong; pyright knows better
+# Given where the other placement belongs; pyright would know better.
+SERVER_VALUE: Any = jnp.ones(3)
+CLIENTS_VALUE: Any = at()
 
 
 # Names of axes, and the cohort size, bind across the arguments and the result.
@@ -140,7 +142,7 @@ def test_keywords_defaults_and_stars():
     with pytest.raises(TypeError, match=r"argument 'rest\[1\]'"):
         fn(ones(3), at(3), at(), at(2))
     with pytest.raises(TypeError, match="argument 'c'"):
-        fn(ones(3), at(3), c=at())
+        fn(ones(3), at(3), c=CLIENTS_VALUE)
     with pytest.raises(TypeError, match="argument 'scale'"):
         fn(ones(3), at(3), scale=ones(2))
 
