@@ -21,15 +21,19 @@ def reports_of(found: Outcome) -> np.ndarray:
     return np.stack([np.asarray(part, np.float64) for part in parts], axis=-1)
 
 
-def assert_oracles(entry: Entry, found: Outcome, rounds: NpRounds, **other) -> None:
+def assert_oracles(
+    entry: Entry, found: Outcome, rounds: NpRounds, tol: float = 1e-6, **other: float
+) -> None:
     history, reports = entry.expected(start(), rounds, **other)
-    np.testing.assert_allclose(params_of(found.states.model), history, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(reports_of(found), reports, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(params_of(found.states.model), history, rtol=tol, atol=tol)
+    np.testing.assert_allclose(reports_of(found), reports, rtol=tol, atol=tol)
 
 
-def assert_oracles_gradients(entry: Entry, found: Outcome, rounds: NpRounds) -> None:
+def assert_oracles_gradients(
+    entry: Entry, found: Outcome, rounds: NpRounds, rtol: float = 1e-4
+) -> None:
     by_hyper, by_params = expected_gradients(entry, start(), rounds)
-    assert_gradients(entry, found, by_hyper, by_params, rtol=1e-4)
+    assert_gradients(entry, found, by_hyper, by_params, rtol)
 
 
 def assert_gradients(entry: Entry, found: Outcome, by_hyper, by_params, rtol: float) -> None:
