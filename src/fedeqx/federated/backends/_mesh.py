@@ -117,14 +117,17 @@ def broadcast(xs: Sequence[Array], size: int, mesh: AnyMesh) -> list[Array]:
 
 
 def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Array]:
-    collective = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[kind]
-
     def local(*xs: Array) -> Any:
         if padded_size(size, mesh) != size:
             each = xs[0].shape[0]
             row = jax.lax.axis_index(CLIENTS) * each + jnp.arange(each)
             xs = tuple(_where_row(row < size, x, _identity(kind, x.dtype)) for x in xs)
-        return collective(tuple(_local.reduce(xs, kind)), CLIENTS)
+        parts = _local.reduce(xs, kind)
+        if kind == "sum":
+            return jax.lax.psum(tuple(parts), CLIENTS)
+        collective = {"max": jax.lax.pmax, "min": jax.lax.pmin}[kind]
+        totals = collective(tuple(_to_ordered(x, kind) for x in parts), CLIENTS)
+        return tuple(_from_ordered(t, x.dtype) for t, x in zip(totals, parts, strict=True))
 
     mesh = _as_typed(mesh, xs)
     total = _over_clients(local, mesh, PartitionSpec(CLIENTS), PartitionSpec())
@@ -216,6 +219,26 @@ def _identity(kind: str, dtype: Any) -> Any:
         return dtype.type(-jnp.inf if lowest else jnp.inf)
     info = jnp.iinfo(dtype)
     return dtype.type(info.min if lowest else info.max)
+
+
+def _to_ordered(x: Array, kind: str) -> Array:
+    """Floats as integers of the same order, NaN before all others: XLA's collectives may lose it.
+
+    IEEE floats are ordered as their bits are, but for negative ones, which are ordered backwards.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    info = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(x, info.dtype)
+    bits = jnp.where(bits < 0, bits ^ info.dtype.type(info.max), bits)
+    return jnp.where(jnp.isnan(x), info.dtype.type(info.max if kind == "max" else info.min), bits)
+
+
+def _from_ordered(x: Array, dtype: Any) -> Array:
+    if x.dtype == dtype:
+        return x
+    bits = jnp.where(x < 0, x ^ x.dtype.type(jnp.iinfo(x.dtype).max), x)
+    return jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def _place(x: Array, mesh: AnyMesh, axis: str | None) -> Array:
