@@ -413,9 +413,9 @@ def test_the_schema_changes_on_the_way(tmp_path):
 
     class Changing(data.AbstractSource):
         def __init__(self):
-            self.skipped = []
+            self.skipped = data.Skips()
 
-        def batches(self):
+        def batches(self, *, skip=False):
             return iter(batches)
 
         def describe(self):
@@ -423,6 +423,9 @@ def test_the_schema_changes_on_the_way(tmp_path):
 
         def locate(self, row):
             return f"part {row}"
+
+        def total(self):
+            return None
 
     with pytest.raises(data.SourceError, match=r"From part 1 on.*string.*before.*int64"):
         data.group(Changing(), by="g", out=tmp_path / "out")

@@ -3,20 +3,37 @@
 from ._cohorts import Cohort as Cohort
 from ._cohorts import Cohorts as Cohorts
 from ._cohorts import cohorts as cohorts
+from ._csv_files import CsvSource as CsvSource
 from ._dataset import Group as Group
 from ._dataset import GroupedDataset as GroupedDataset
 from ._dataset import open as open
+from ._grouping import Progress as Progress
 from ._grouping import group as group
+from ._json_lines import JsonLinesSource as JsonLinesSource
 from ._layout import DatasetFormatError as DatasetFormatError
+from ._parquet import ParquetSource as ParquetSource
+from ._partition import AbstractDirectPartition as AbstractDirectPartition
 from ._partition import AbstractPartition as AbstractPartition
-from ._partition import ByField as ByField
-from ._partition import ByFunction as ByFunction
 from ._partition import PartitionError as PartitionError
+from ._partition import Problem as Problem
+from ._partition import by_expression as by_expression
+from ._partition import by_field as by_field
+from ._partition import by_function as by_function
+from ._partition import by_url_domain as by_url_domain
+from ._records import ArrowSource as ArrowSource
+from ._records import HuggingFaceSource as HuggingFaceSource
+from ._records import RecordSource as RecordSource
+from ._simulated import dirichlet as dirichlet
+from ._simulated import iid as iid
+from ._simulated import lognormal as lognormal
+from ._simulated import nested as nested
+from ._simulated import pachinko as pachinko
+from ._simulated import power_law as power_law
+from ._simulated import shards as shards
 from ._sources import AbstractSource as AbstractSource
-from ._sources import ArrowSource as ArrowSource
-from ._sources import RecordSource as RecordSource
+from ._sources import Skipped as Skipped
+from ._sources import Skips as Skips
 from ._sources import SourceError as SourceError
-from ._sources import TextFolderSource as TextFolderSource
 from ._stdlib import python_stdlib as python_stdlib
 from ._stdlib import stdlib_package as stdlib_package
 from ._text import BYTE_VOCAB_SIZE as BYTE_VOCAB_SIZE
@@ -25,31 +42,50 @@ from ._text import Sequences as Sequences
 from ._text import decode_bytes as decode_bytes
 from ._text import encode_bytes as encode_bytes
 from ._text import pack as pack
+from ._text_folder import TextFolderSource as TextFolderSource
 
 __all__ = [
     "BYTE_VOCAB_SIZE",
     "SEPARATOR",
+    "AbstractDirectPartition",
     "AbstractPartition",
     "AbstractSource",
     "ArrowSource",
-    "ByField",
-    "ByFunction",
     "Cohort",
     "Cohorts",
+    "CsvSource",
     "DatasetFormatError",
     "Group",
     "GroupedDataset",
+    "HuggingFaceSource",
+    "JsonLinesSource",
+    "ParquetSource",
     "PartitionError",
+    "Problem",
+    "Progress",
     "RecordSource",
     "Sequences",
+    "Skipped",
+    "Skips",
     "SourceError",
     "TextFolderSource",
+    "by_expression",
+    "by_field",
+    "by_function",
+    "by_url_domain",
     "cohorts",
     "decode_bytes",
+    "dirichlet",
     "encode_bytes",
     "group",
+    "iid",
+    "lognormal",
+    "nested",
     "open",
+    "pachinko",
     "pack",
+    "power_law",
     "python_stdlib",
+    "shards",
     "stdlib_package",
 ]

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
-import pyarrow as pa
 
 from ._dataset import Group, GroupedDataset
-from ._ids import GroupId, to_key
+from ._ids import GroupId, is_text, to_key
 from ._seeding import generator, permuted_range
 from ._text import pack, token_chunks
 
@@ -77,7 +76,7 @@ class Cohorts:
                 f"A cohort of size={size} different clients needs as many groups; the data set has "
                 f"{len(dataset)}. Lower size, or group the data more finely."
             )
-        if text not in dataset.schema.names or not _is_text(dataset.schema.field(text).type):
+        if text not in dataset.schema.names or not is_text(dataset.schema.field(text).type):
             raise ValueError(
                 f"cohorts(text={text!r}): the data set has no text column of this name; its "
                 "columns are "
@@ -291,7 +290,3 @@ def _stack(clients: "Sequence[_Client]", shape: _Shape) -> Cohort:
         step_mask,
         mask.any(-1).sum((1, 2)).astype(np.int32),
     )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -3,24 +3,42 @@
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from ._amounts import parse_bytes
 from ._dataset import GroupedDataset
 from ._dataset import open as open_dataset
-from ._ids import kind_of, tags_of
-from ._layout import GROUP_COLUMN, describe_schema, write_manifest
-from ._measure import measure
-from ._partition import AbstractPartition, ByField, as_partition
-from ._sorting import FRONT, ExternalSort
-from ._sources import AbstractSource, SourceError, as_source
-from ._types import storable
+from ._ids import kind_of
+from ._inputs import as_source
+from ._keyed import KeyedExamples
+from ._layout import describe_schema, write_manifest
+from ._partition import AbstractPartition, as_partition
+from ._planned import AbstractPlannedPartition
+from ._sorting import BYTES, ExternalSort
+from ._sources import Skips, SourceError
 from ._writer import GroupWriter, WriterOptions
+
+
+class Progress(NamedTuple):
+    """How far `group` has come.
+
+    - `stage`: `"read"` or `"write"`.
+    - `examples`, `bytes`: done in this stage.
+    - `total`: the examples of this stage, where known.
+    - `seconds`: since the stage began.
+    """
+
+    stage: Literal["read", "write"]
+    examples: int
+    bytes: int
+    total: int | None
+    seconds: float
 
 
 def group(
@@ -29,6 +47,8 @@ def group(
     by: str | Callable[[dict[str, Any]], Any] | AbstractPartition,
     out: str | Path,
     overwrite: bool = False,
+    on_error: str = "raise",
+    progress: Callable[[Progress], None] | None = None,
     memory_limit: str | int = "1GB",
     threads: int | None = None,
     shard_bytes: str | int = "256MiB",
@@ -44,12 +64,18 @@ def group(
 
     **Arguments:**
 
-    - `source`: a folder of text files (examples `{"path", "text"}`), an iterable of dictionaries,
-        an Arrow table or reader, or any source of this package.
-    - `by`: the partition function: a field's name, or a function of an example. Group ids are str,
-        int or bytes.
+    - `source`: a path, glob pattern or list of Parquet, JSON-lines or CSV files; a folder of these,
+        or of text files (examples `{"path", "text"}`); an Arrow table or reader, or a pandas or
+        Polars data frame; a Hugging Face data set; an iterable of dictionaries, such as a generator
+        or a Grain data set; or any source of this package, which has more options.
+    - `by`: the partition function: a field's name, a function of an example, or a partition such as
+        `fx.data.by_url_domain("url")` or `fx.data.iid(100, seed=0)`. Group ids are str, int or
+        bytes.
     - `out`: the folder to write; its parent is made if need be.
     - `overwrite`: replace what is at `out`. Otherwise an existing `out` is a `FileExistsError`.
+    - `on_error`: `"raise"` stops at the first example that cannot be read or grouped; `"skip"`
+        leaves such examples out, and counts and lists them in the manifest.
+    - `progress`: called about ten times a second.
     - `memory_limit`: what the sort may hold in memory before it spills next to `out`: bytes, or
         text such as `"512MB"`. The process itself and the source come on top.
     - `threads`: how many cores to use; by default all that this process may use.
@@ -69,6 +95,10 @@ def group(
         dataset = fx.data.group(records, by="user", out="by_user")
         ```
     """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}; give at least 1, or None for one per core.")
     examples, partition, out = as_source(source), as_partition(by), Path(out)
     limit = parse_bytes(memory_limit, "memory_limit")
     options = WriterOptions(
@@ -76,95 +106,65 @@ def group(
         parse_bytes(row_group_bytes, "row_group_bytes"),
         compression,
     )
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads}; give at least 1, or None for one per core.")
     with _appearing(out, overwrite=overwrite) as folder:
         spill = folder / "spill"
         spill.mkdir()
-        keyed = _Keyed(examples, partition)
+        keyed = KeyedExamples(examples, partition, skip=on_error == "skip", temp=spill)
         with ExternalSort(spill, memory_limit=limit, threads=threads or _cores()) as sort:
-            for batch in keyed.batches():
+            for batch in _reported(keyed.batches(), "read", examples.total(), progress):
                 sort.add(batch)
-            written = _write(sort.finish(), keyed, folder, options)
+            if not keyed.kept:
+                raise SourceError(
+                    f"All {keyed.examples_in} examples were skipped; the first one: "
+                    f"{next(iter(keyed.skipped), None)}. Correct the partition function."
+                )
+            ordered = _reported(sort.finish(), "write", keyed.kept, progress)
+            written = _write(ordered, keyed, folder, options)
         shutil.rmtree(spill)
-        if written["num_examples"] != keyed.examples_in:
+        if written["num_examples"] + keyed.skipped.count != keyed.examples_in:
             raise RuntimeError(
-                f"{keyed.examples_in} examples went in and {written['num_examples']} came out. "
-                "This is a bug of fedeqx: please report it."
+                f"{keyed.examples_in} examples went in, {keyed.skipped.count} were skipped and "
+                f"{written['num_examples']} came out. This is a bug of fedeqx: please report it."
             )
         write_manifest(
             folder,
             {
                 "examples_in": keyed.examples_in,
-                "num_skipped": len(examples.skipped),
-                "skipped": [skipped._asdict() for skipped in examples.skipped],
+                **_told_skips(examples.skipped, keyed.skipped),
                 **written,
                 "schema": describe_schema(keyed.schema),
-                "partition": partition.describe(),
+                "partition": _told_partition(partition, written["num_groups"]),
                 "source": examples.describe(),
             },
         )
     return open_dataset(out)
 
 
-class _Keyed:
-    """A source's batches with the group key and the row number of each example in front."""
-
-    def __init__(self, source: AbstractSource, partition: AbstractPartition):
-        self.examples_in = 0
-        self.tags: set[str] = set()
-        self._source = source
-        self._partition = partition
-        self._rest = source.batches()
-        first = next((batch for batch in self._rest if batch.num_rows), None)
-        if first is None:
-            raise SourceError(
-                f"The source gave no examples ({source.describe()}, {len(source.skipped)} "
-                "skipped). Check the path, the suffixes, or that the iterator was not used up "
-                "before."
-            )
-        self._first = first
-        self._source_schema = first.schema
-        field = partition.field if isinstance(partition, ByField) else None
-        _check_column_names(first.schema, group_field=field)
-        # A field of this name was grouped by: it is the id itself.
-        self.schema = storable(_without_group_column(first.schema))
-        if not len(self.schema):
-            raise SourceError(
-                f"The examples have no field besides {GROUP_COLUMN!r}. Give them at least one more."
-            )
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        yield self._keyed(self._first)
-        for batch in self._rest:
-            if batch.schema != self._source_schema:
-                raise SourceError(
-                    f"From {self._source.locate(self.examples_in)} on the examples have the "
-                    f"columns {_columns(batch.schema)}; before, they had "
-                    f"{_columns(self._source_schema)}. Give all parts of the source the same "
-                    "columns and types."
-                )
-            yield self._keyed(batch)
-
-    def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keys = self._partition.keys(batch, self.examples_in, self._source)
-        self.tags |= tags_of(keys)
-        self.examples_in += batch.num_rows
-        columns = [
-            column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            if name != GROUP_COLUMN
-        ]
-        # This casts what storable() changed.
-        examples = pa.record_batch(columns, schema=self.schema)
-        return pa.record_batch(
-            [keys, *measure(examples), *examples.columns],
-            schema=pa.schema([*FRONT, *self.schema]),
-        )
+def _reported(
+    batches: Iterator[pa.RecordBatch],
+    stage: Literal["read", "write"],
+    total: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> Iterator[pa.RecordBatch]:
+    """The same batches; tells about them as they pass."""
+    if progress is None:
+        yield from batches
+        return
+    start = told = time.monotonic()
+    rows = size = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        size += int(batch.column(BYTES).sum().as_py() or 0)
+        now = time.monotonic()
+        if now - told >= 0.1:
+            told = now
+            progress(Progress(stage, rows, size, total, now - start))
+    progress(Progress(stage, rows, size, rows, time.monotonic() - start))
 
 
 def _write(
-    ordered: Iterator[pa.RecordBatch], keyed: _Keyed, folder: Path, options: WriterOptions
+    ordered: Iterator[pa.RecordBatch], keyed: KeyedExamples, folder: Path, options: WriterOptions
 ) -> dict[str, Any]:
     kind = kind_of(keyed.tags)
     writer = GroupWriter(folder, keyed.schema, kind, options)
@@ -175,6 +175,18 @@ def _write(
     except BaseException:
         writer.abort()
         raise
+
+
+def _told_skips(*skips: Skips) -> dict[str, Any]:
+    listed = [skipped._asdict() for some in skips for skipped in some]
+    return {"num_skipped": sum(map(len, skips)), "skipped": listed}
+
+
+def _told_partition(partition: AbstractPartition, num_groups: int) -> dict[str, Any]:
+    told = partition.describe()
+    if isinstance(partition, AbstractPlannedPartition):
+        told["empty_groups"] = partition.num_groups - num_groups
+    return told
 
 
 @contextmanager
@@ -201,30 +213,5 @@ def _appearing(out: Path, *, overwrite: bool) -> Iterator[Path]:
         raise
 
 
-def _check_column_names(schema: pa.Schema, *, group_field: str | None) -> None:
-    """Raise where two columns would have one name."""
-    names = schema.names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SourceError(
-            f"The source has several columns of the name {twice[0]!r}. Rename them, so that each "
-            f"name occurs once; the columns are {names}."
-        )
-    if GROUP_COLUMN in names and group_field != GROUP_COLUMN:
-        raise SourceError(
-            f"The source has a column {GROUP_COLUMN!r}, the name of the column that the grouped "
-            f"data set adds. Rename it, or group by it: by={GROUP_COLUMN!r}."
-        )
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _without_group_column(schema: pa.Schema) -> pa.Schema:
-    fields = [field for field in schema if field.name != GROUP_COLUMN]
-    return pa.schema(fields, metadata=schema.metadata)
-
-
-def _columns(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}

@@ -84,7 +84,7 @@ def column_to_keys(column: pa.Array) -> pa.Array:
             pa.binary(8), len(numbers), [None, pa.py_buffer(shifted.tobytes())]
         )
         return _tagged(b"i", bodies)
-    if _is_text(kind):
+    if is_text(kind):
         return _tagged(b"s", column)
     if _is_binary(kind):
         return _tagged(b"b", column)
@@ -126,9 +126,21 @@ def keys_to_column(keys: pa.Array, kind: str) -> pa.Array:
     return pa.array(ids, column_type(kind)).take(encoded.indices)
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether this is one of Arrow's three types of text."""
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
 def from_column(value: Any, kind: str) -> GroupId:
     """The id that one value of the `group_id` column stands for."""
     return _from_json(value) if kind == "mixed" else value
+
+
+def pair_id(outer: GroupId, inner: GroupId) -> str:
+    """An id for two ids together: different pairs have different ones."""
+    return f"[{_to_json(outer)}, {_to_json(inner)}]"
 
 
 def digest(group_id: GroupId, *context: int | str) -> bytes:
@@ -138,12 +150,6 @@ def digest(group_id: GroupId, *context: int | str) -> bytes:
         state.update(f"{type(part).__name__}:{part};".encode())
     state.update(to_key(group_id))
     return state.digest()
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -157,7 +163,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _tagged(tag: bytes, bodies: pa.Array) -> pa.Array:
     if not _is_binary(bodies.type) or pa.types.is_fixed_size_binary(bodies.type):
-        bodies = bodies.cast(pa.large_binary() if _is_text(bodies.type) else pa.binary())
+        bodies = bodies.cast(pa.large_binary() if is_text(bodies.type) else pa.binary())
     large = bodies.cast(pa.large_binary())
     prefix = pa.scalar(tag, pa.large_binary())
     return pc.call_function(

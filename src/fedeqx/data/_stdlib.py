@@ -6,7 +6,7 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-from ._sources import TextFolderSource
+from ._text_folder import TextFolderSource
 
 
 def python_stdlib(folder: str | Path | None = None) -> TextFolderSource:
