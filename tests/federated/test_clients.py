@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federated.helpers import assert_same
+from federated.helpers import assert_same, label
 
 import fedeqx as fx
 
@@ -63,7 +63,7 @@ def test_size_is_static_under_jit():
         ([jax.random.key(0), jax.random.key(1)], jax.vmap(jax.random.key)(jnp.arange(2))),
         ([Layer(jnp.ones(2), jnp.tanh, "n")] * 2, Layer(jnp.ones((2, 2)), jnp.tanh, "n")),
     ],
-    ids=str,
+    ids=label,
 )
 def test_stack_and_iteration_are_inverse(trees, stacked):
     clients = fx.Clients.stack(trees)
@@ -109,7 +109,7 @@ def test_iteration_under_jit():
         (Pair(jnp.ones((2, 1)), jnp.ones((3, 1))), ValueError, [".a", ".b", "2", "3"]),
         (Layer(jnp.float32(0), jnp.tanh, "n"), ValueError, [".weight"]),
     ],
-    ids=str,
+    ids=label,
 )
 def test_what_is_no_cohort_is_refused_by_leaf(value, error, words):
     with pytest.raises(error) as info:
@@ -137,7 +137,7 @@ def test_size_needs_an_array():
         ([{"x": "text"}, {"x": jnp.ones(2)}], ["['x']", "client 1"]),
         ([jax.random.key(0), jax.random.key(0, impl="rbg")], ["client 1"]),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=label,
 )
 def test_stack_says_which_client_differs_and_where(trees, words):
     with pytest.raises(ValueError, match=r"Clients\.stack") as info:

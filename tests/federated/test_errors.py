@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from federated.helpers import label
 
 import fedeqx as fx
 
@@ -61,7 +62,7 @@ def test_complex_numbers_have_no_order(verb):
 
 
 @pytest.mark.parametrize("verb", [*REDUCTIONS, fx.cohort_size])
-@pytest.mark.parametrize("value", [jnp.ones(3), 1.0, {"a": jnp.ones(3)}, None], ids=str)
+@pytest.mark.parametrize("value", [jnp.ones(3), 1.0, {"a": jnp.ones(3)}, None], ids=label)
 def test_only_clients_can_be_reduced(verb, value):
     """A server value reduced by mistake would be multiplied by the number of devices."""
     message = raised(TypeError, verb, value)

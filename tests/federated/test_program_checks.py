@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from federated.helpers import label
 from jaxtyping import (
     Array,
     ArrayLike,
@@ -122,7 +123,7 @@ FITS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value"), FITS, ids=lambda v: str(v)[:60])
+@pytest.mark.parametrize(("annotation", "value"), FITS, ids=label)
 def test_what_fits_passes(annotation, value):
     """As an argument and as a result; with values, and with tracers or shapes in their place."""
 
@@ -185,7 +186,7 @@ MISFITS: list[tuple[Any, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value", "words"), MISFITS, ids=lambda v: str(v)[:60])
+@pytest.mark.parametrize(("annotation", "value", "words"), MISFITS, ids=label)
 def test_what_does_not_fit_is_named(annotation, value, words):
     """The program, the argument and the leaf, what was declared, what was found."""
 

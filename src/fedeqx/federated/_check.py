@@ -18,6 +18,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import AbstractArray, PyTree, jaxtyped
+from jaxtyping._storage import get_shape_memo, set_shape_memo  # no public name takes a binding back
 
 from ._placement import SERVER_MARK, Clients, cohort_size_of, describe, is_array, is_clients
 
@@ -84,10 +85,10 @@ def _check(where: str, value: Any, declared: Any, *, at_clients: bool) -> None:
         _check_array(where, value, declared, at_clients)
     elif isinstance(declared, type) and issubclass(declared, PyTree):
         _check_pytree(where, value, declared, at_clients)
-    elif origin is tuple or origin is list or _is_mapping(origin):
+    elif isinstance(origin, type) and issubclass(origin, Sequence | Mapping):
         _check_container(where, value, declared, origin, args, at_clients)
     elif _is_namedtuple(declared):
-        _check_class(where, value, declared)
+        _check_class(where, value, declared, at_clients)
         for field, hint in typing.get_type_hints(declared, include_extras=True).items():
             _check(f"{where}.{field}", getattr(value, field), hint, at_clients=at_clients)
     elif declared is jax.Array:
@@ -103,7 +104,7 @@ def _check(where: str, value: Any, declared: Any, *, at_clients: bool) -> None:
         # Optax's recursive `OptState`) nothing can be said, and its placement is checked above.
         known = type(None) if declared is None else origin or declared
         if isinstance(known, type):
-            _check_class(where, value, known)
+            _check_class(where, value, known, at_clients)
 
 
 _WRAP = (
@@ -117,9 +118,11 @@ _REDUCE = "\n  Reduce it (`reduce_mean`, `reduce_sum`) to bring it to the server
 def _check_union(where, value, declared, options, at_clients) -> None:
     closest: _MisfitError | None = None
     for option in options:
+        bound = [memo.copy() for memo in get_shape_memo()]
         try:
             return _check(where, value, option, at_clients=at_clients)
         except _MisfitError as e:
+            set_shape_memo(*bound)  # an option that fails binds no axis
             if closest is None or len(e.where) > len(closest.where):
                 closest = e
     if closest is not None and closest.where != where:
@@ -162,7 +165,7 @@ def _check_container(where, value, declared, origin, args, at_clients) -> None:
         raise _MisfitError(where, declared, _describe(value, at_clients))
     if _is_mapping(origin):
         items = [(f"{where}[{key!r}]", item, args[1]) for key, item in value.items()]
-    elif origin is list or (len(args) == 2 and args[1] is Ellipsis):
+    elif origin is not tuple or (len(args) == 2 and args[1] is Ellipsis):
         items = [(f"{where}[{i}]", item, args[0]) for i, item in enumerate(value)]
     else:
         hints = () if args == ((),) else args
@@ -176,10 +179,12 @@ def _check_container(where, value, declared, origin, args, at_clients) -> None:
 
 
 @no_type_check
-def _check_class(where: str, value: Any, declared: type) -> None:
+def _check_class(where: str, value: Any, declared: type, at_clients: bool) -> None:
     # A traced number is still what its annotation calls a number, and an int will do for a float.
-    if declared in (bool, int, float, complex) and is_array(value) and value.shape == ():
-        return
+    if declared in (bool, int, float, complex) and is_array(value):
+        if len(value.shape) == int(at_clients):
+            return
+        raise _MisfitError(where, declared, _describe(value, at_clients))
     accepted = {float: (float, int), complex: (complex, float, int)}.get(declared, declared)
     try:
         fits = isinstance(value, accepted)

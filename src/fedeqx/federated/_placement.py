@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 CLIENTS: Final = "clients"
 """The name of the clients placement, and of the mesh axis that carries it."""
@@ -47,14 +48,15 @@ class Clients(eqx.Module, Generic[T]):
 
     As an annotation, `Clients[T]` says what ONE client holds; the cohort size is not part of it.
     `Clients` is itself a PyTree, so every JAX transformation sees its leaves. Leaves that are no
-    arrays (activation functions, strings) are shared by all clients and pass through unchanged.
+    arrays (activation functions, strings, a number that is a field of a module) are shared by all
+    clients and pass through unchanged.
 
     **Arguments:**
 
     - `value`: a PyTree in which each array leaf has a leading axis of the cohort size.
 
     Raises a `ValueError` if the leading axes differ or one is missing, and a `TypeError` for a
-    Python number or a nested `Clients`; both name the leaf.
+    Python number that is no field, or a nested `Clients`; both name the leaf.
 
     ```python
     >>> x = Clients({"a": jnp.zeros((8, 3))})  # 8 clients, each with 3 numbers
@@ -67,7 +69,7 @@ class Clients(eqx.Module, Generic[T]):
     value: T
 
     def __check_init__(self):
-        self.size  # noqa: B018  (reading it checks every leaf)
+        find_cohort_size([("", self)])  # checks every leaf on its way
 
     @property
     def size(self) -> int:
@@ -78,7 +80,7 @@ class Clients(eqx.Module, Generic[T]):
         return cohort_size_of([("", self)])
 
     @staticmethod
-    def stack(trees: Sequence[Any]) -> "Clients[Any]":
+    def stack(trees: Sequence[S]) -> "Clients[S]":
         """Makes one `Clients` of single clients' trees, all of one structure and shape.
 
         **Arguments:**
@@ -120,7 +122,7 @@ def _gathered(leaf: Any) -> Any:
 
 def _stack_leaf(path: jtu.KeyPath, *leaves: Any) -> Any:
     name = jtu.keystr(path) or "the tree"
-    if all(is_array(leaf) or isinstance(leaf, bool | int | float | complex) for leaf in leaves):
+    if all(is_array(leaf) or is_number(leaf) for leaf in leaves):
         found = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
         for i, one in enumerate(found):
             if one != found[0]:
@@ -142,6 +144,17 @@ def _stack_leaf(path: jtu.KeyPath, *leaves: Any) -> Any:
 
 def cohort_size_of(named: Sequence[tuple[str, Any]]) -> int:
     """The one cohort size of all `Clients` in named trees; the error names both leaves."""
+    size = find_cohort_size(named)
+    if size is None:
+        raise ValueError(
+            "No array here says how many clients there are; pass a value of the cohort, or name "
+            "the number with `broadcast(tree, clients=n)`."
+        )
+    return size
+
+
+def find_cohort_size(named: Sequence[tuple[str, Any]]) -> int | None:
+    """The same, or `None` where there is no array at the clients."""
     first: tuple[str, int] | None = None
     for name, tree in named:
         for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_clients):
@@ -149,7 +162,7 @@ def cohort_size_of(named: Sequence[tuple[str, Any]]) -> int:
                 continue
             for inner, leaf in jtu.tree_leaves_with_path(node.value, is_leaf=is_clients):
                 where = f"{name}{jtu.keystr(path)}.value{jtu.keystr(inner)}"
-                size = _leading_axis(where, leaf)
+                size = _leading_axis(where, inner, leaf)
                 if size is None:
                     continue
                 if first is None:
@@ -159,18 +172,22 @@ def cohort_size_of(named: Sequence[tuple[str, Any]]) -> int:
                         f"One cohort size is needed, but {first[0]} has {first[1]} clients and "
                         f"{where} has {size}. The leading axis of each leaf counts the clients."
                     )
-    if first is None:
-        raise ValueError(
-            "No array here says how many clients there are; pass a value of the cohort, or name "
-            "the number with `broadcast(tree, clients=n)`."
-        )
-    return first[1]
+    return None if first is None else first[1]
 
 
-def _leading_axis(where: str, leaf: Any) -> int | None:
+def is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic)
+
+
+def is_field(path: jtu.KeyPath) -> bool:
+    """Whether a leaf belongs to a module or a named tuple: a number there is part of what it is."""
+    return any(isinstance(key, jtu.GetAttrKey) for key in path)
+
+
+def _leading_axis(where: str, path: jtu.KeyPath, leaf: Any) -> int | None:
     if is_clients(leaf):
         raise TypeError(f"{where} is a Clients inside a Clients; placements do not nest here.")
-    if isinstance(leaf, bool | int | float | complex):
+    if is_number(leaf) and not is_field(path):
         raise TypeError(
             f"{where} is {describe(leaf)} ({leaf!r}) and has no clients axis. Give each client its "
             "own with `jnp.full(n, ...)`, or keep it on the server, outside of Clients."

@@ -132,6 +132,15 @@ def _sum_transpose(cotangents, *operands, **params):
     return _transpose(lambda cts: fed_broadcast_p.bind(*cts, **params), cotangents, operands)
 
 
+def _fed_map(fn: Callable[..., Array], *xs: list[Array]) -> list[Array]:
+    """Client computation in a call of that name, as all of it is."""
+
+    def fed_map(*xs: list[Array]) -> list[Array]:
+        return list(map(fn, *xs))
+
+    return jax.jit(fed_map)(*xs)
+
+
 def _extremum_jvp(primitive: Primitive, primals, tangents, **params):
     """The derivative of a maximum: the mean of the tangents of the clients that attain it."""
     outs = primitive.bind(*primals, **params)
@@ -140,11 +149,9 @@ def _extremum_jvp(primitive: Primitive, primals, tangents, **params):
     if not live:
         return outs, out_tangents
     attained = fed_broadcast_p.bind(*(outs[i] for i in live), **params)
-    share = [
-        (primals[i] == best).astype(primals[i].dtype)
-        for i, best in zip(live, attained, strict=True)
-    ]
-    masked = [tangents[i] * mask for i, mask in zip(live, share, strict=True)]
+    mine = [primals[i] for i in live]
+    share = _fed_map(lambda x, best: (x == best).astype(x.dtype), mine, attained)
+    masked = _fed_map(jnp.multiply, [tangents[i] for i in live], share)
     # Two equations: in one, the counts would be unknown wherever the tangents are, and a division
     # by what is unknown has no transpose.
     totals = fed_sum_p.bind(*masked, **params)

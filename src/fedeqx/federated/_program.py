@@ -79,9 +79,12 @@ def _program(fn: Callable[P, R], mesh: backends.AnyMesh | None) -> Callable[P, R
 def _named_arguments(signature, args, kwargs, annotations):
     """Yields (name, value, annotation) of each argument; starred ones item by item."""
     bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
     for name, value in bound.arguments.items():
         annotation = annotations.get(name, Any)
-        kind = signature.parameters[name].kind
+        kind, default = signature.parameters[name].kind, signature.parameters[name].default
+        if default is None and value is default:
+            continue  # `x: T = None` is how many write an optional argument
         if kind is inspect.Parameter.VAR_POSITIONAL:
             for i, item in enumerate(value):
                 yield f"argument '{name}[{i}]'", item, annotation
@@ -95,6 +98,10 @@ def _named_arguments(signature, args, kwargs, annotations):
 def _resolve(fn: Callable[..., Any], name: str) -> dict[str, Any]:
     """The annotations as objects. Names local to the function that defines `fn` are found too."""
     inner = inspect.unwrap(fn)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if not inspect.isroutine(inner):
+        inner = type(inner).__call__  # a callable module
     names = inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {}
     try:
         return inspect.get_annotations(inner, locals=dict(names), eval_str=True)

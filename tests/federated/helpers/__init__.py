@@ -12,6 +12,7 @@ from ._case import to_jax as to_jax
 from ._compare import as_numpy as as_numpy
 from ._compare import assert_matches as assert_matches
 from ._compare import assert_same as assert_same
+from ._compare import label as label
 from ._jaxpr import FED as FED
 from ._jaxpr import equations as equations
 from ._jaxpr import names as names

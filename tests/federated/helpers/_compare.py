@@ -1,5 +1,6 @@
 """Comparing trees: structure, shapes, dtypes and values, with the path of a leaf that differs."""
 
+import re
 from typing import Any
 
 import jax
@@ -57,3 +58,8 @@ def assert_same(found: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0
         assert weak[0] == weak[1], f"{name}: weak types {weak}"
         if not any(isinstance(z, jax.ShapeDtypeStruct) for z in (x, y)):
             np.testing.assert_allclose(as_numpy(x), as_numpy(y), rtol=rtol, atol=atol, err_msg=name)
+
+
+def label(value) -> str:
+    """A parameter as a test's name: short, and the same in every process (no addresses)."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))[:60]
