@@ -14,7 +14,7 @@ from ..federated import Clients, Server, client_map, program
 from ._aggregator import AbstractAggregator, AggregatorReport
 from ._client_work import AbstractClientWork, ClientData, ClientReport
 from ._masking import run_where
-from ._optimizer import Optimizer, Params, trainable
+from ._optimizer import Optimizer, Params, require_optimizer, trainable
 
 
 class State(eqx.Module):
@@ -88,10 +88,14 @@ class Round(eqx.Module):
     aggregator: AbstractAggregator
     optimizer: Optimizer
 
+    def __check_init__(self):
+        require_optimizer("The server", self.optimizer)
+
     def init(self, model: Server[PyTree]) -> Server[State]:
+        model = jtu.tree_map(lambda x: jnp.asarray(x) if eqx.is_array(x) else x, model)
         return State(
             round=jnp.zeros((), jnp.int32),
-            model=jtu.tree_map(lambda x: jnp.asarray(x) if eqx.is_array(x) else x, model),
+            model=model,
             aggregator=self.aggregator.init(model),
             server=self.optimizer.init(trainable(model)),
         )

@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, Bool, Float, Int, Key, Num, PyTree, UInt32
 
 from ._masking import run_where
-from ._optimizer import Optimizer, Params
+from ._optimizer import Optimizer, Params, require_optimizer
 
 Loss = Callable[[Any, Any, Any], Float[Array, ""]]
 """`loss(model, batch, key) -> scalar`: the mean loss of a batch, 0 for one that is all padding."""
@@ -77,6 +77,9 @@ class LocalSGD(AbstractClientWork):
     loss: Loss = eqx.field(static=True)
     optimizer: Optimizer
 
+    def __check_init__(self):
+        require_optimizer("LocalSGD", self.optimizer)
+
     def run(
         self, model: PyTree, data: ClientData, *, round: Int[Array, ""], key: Key[Array, ""]
     ) -> tuple[Params, ClientReport]:
@@ -130,6 +133,13 @@ def _over_steps(
 ) -> tuple[Any, ClientReport]:
     """Scans `step(fixed, carry, i, value_and_grad) -> (loss, carry)` over a client's real steps."""
     num_steps = data.step_mask.shape[0]
+    for path, leaf in jtu.tree_leaves_with_path(data.batches):
+        if jnp.shape(leaf)[:1] != (num_steps,):
+            raise ValueError(
+                f"The leading axis of every leaf of `batches` counts the local steps, and the "
+                f"client's step_mask says {num_steps}, but batches{jtu.keystr(path)} has the shape "
+                f"{list(jnp.shape(leaf))}. Give both the same number of steps."
+            )
 
     def body(carry, inputs):
         i, batch, is_real = inputs

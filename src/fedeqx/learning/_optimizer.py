@@ -75,6 +75,14 @@ class Optimizer(eqx.Module):
         }
 
 
+def require_optimizer(where: str, found: Any) -> None:
+    if not isinstance(found, Optimizer):
+        raise TypeError(
+            f"{where} needs an Optimizer, such as Optimizer(optax.sgd, learning_rate=0.1), but got "
+            f"a {type(found).__name__}; an Optimizer has hyperparameters that are leaves."
+        )
+
+
 def _mixing_dtypes(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` under standard dtype promotion, and its derivative too; it closes over no tracer.
 
