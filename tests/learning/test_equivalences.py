@@ -97,7 +97,7 @@ def test_plain_fedavg_averages_the_clients_models():
     np.testing.assert_allclose(params_of(found), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.int32, np.float16])
 def test_weights_by_examples_and_by_clients(dtype):
     """Of three clients whose losses are 1, 2 and 3, and a fourth that has no example."""
     num_examples = np.array([1, 5, 2, 0], dtype)
@@ -108,8 +108,11 @@ def test_weights_by_examples_and_by_clients(dtype):
         jnp.arange(4, dtype=jnp.uint32),
     )
     loss = lambda model, batch, key: batch * model
-    for by, total, mean in [("examples", 8.0, 17 / 8), ("clients", 3.0, 2.0)]:
-        algorithm = FedSGD(loss, server_optimizer=sgd(1.0), aggregator=WeightedMean(by=by))
+    for aggregator, total, mean in [
+        (WeightedMean(by="examples"), 8.0, 17 / 8),
+        (WeightedMean(by="clients"), 3.0, 2.0),
+    ]:
+        algorithm = FedSGD(loss, server_optimizer=sgd(1.0), aggregator=aggregator)
         model, report = after_one_round(algorithm, jnp.array(1.0), fx.Clients(data))
         np.testing.assert_allclose(model, 1.0 - mean, rtol=1e-6)
         np.testing.assert_allclose(report.client.loss, mean, rtol=1e-6)
