@@ -1,6 +1,7 @@
 """Meshes of every kind, every way to declare one, and a program whose oracle is NumPy."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,3 +122,20 @@ def assert_close(found: Any, expected: Any, rtol: float = 2e-5, atol: float = 1e
         assert np.shape(x) == np.shape(y)
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+_COLLECTIVE = re.compile(
+    r" = (?P<type>.*?) "
+    r"(?P<name>all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+    r"|collective-broadcast|ragged-all-to-all)(-start)?\("
+)
+
+
+def collectives(fn: Callable[..., Any], *args: Any) -> list[tuple[str, tuple[str, ...]]]:
+    """The name of each collective in the compiled program, and the dtypes that it carries."""
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    assert text is not None
+    return sorted(
+        (found["name"], tuple(sorted(re.findall(r"\b([a-z]+\d*)\[", found["type"]))))
+        for found in _COLLECTIVE.finditer(text)
+    )
