@@ -3,8 +3,14 @@
 import os
 
 # Before JAX is imported anywhere: XLA reads its flags once, when a backend starts.
-_FLAG = "--xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+_FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    # The tests compile thousands of small programs, each of which runs once: less optimization of
+    # the machine code costs nothing there and makes compilation about three times as fast.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jaxtyping  # noqa: E402

@@ -75,11 +75,12 @@ def test_of_a_mean_of_losses(mode):
 def test_vmap_of_each(transform):
     """Over models, and over data, whose mapped axis stands behind the clients axis."""
     models = jnp.stack([W, 2 * W, -W])
+    one = jax.jit(transform(mean_loss))
     found = jax.vmap(transform(mean_loss), (0, None))(models, X)
-    close(found, np.stack([transform(mean_loss)(w, X) for w in models]))
+    close(found, np.stack([one(w, X) for w in models]))
     other = fx.Clients(jnp.stack([X.value, 2 * X.value], axis=1))
-    found = jax.vmap(transform(mean_loss), (None, 1))(W, other)
-    close(found, np.stack([transform(mean_loss)(W, fx.Clients(d * X.value)) for d in (1, 2)]))
+    found = jax.jit(jax.vmap(transform(mean_loss), (None, 1)))(W, other)
+    close(found, np.stack([one(W, fx.Clients(d * X.value)) for d in (1, 2)]))
 
 
 def test_each_of_a_vmap():

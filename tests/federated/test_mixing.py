@@ -134,7 +134,7 @@ def test_compositions(name, composition):
 
 
 def test_hessian():
-    total, clean, moved = scalar_of_floats(BY_NAME["masked_loss"], at_clients=False)
+    total, clean, moved = scalar_of_floats(BY_NAME["mean_loss"], at_clients=False)
     prove(lambda both: jax.hessian(total)(*both), clean, moved)
 
 

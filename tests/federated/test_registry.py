@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from federated.helpers import CASES, as_numpy, assert_matches, assert_same
+from federated.helpers import (
+    CASES,
+    LOSSES,
+    ROUNDS,
+    STATISTICS,
+    as_numpy,
+    assert_matches,
+    assert_same,
+)
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 differentiable = pytest.mark.parametrize(
@@ -26,7 +34,7 @@ def test_value(case):
     assert_same(jax.eval_shape(fn, arrays), eager)
 
 
-@each_case
+@pytest.mark.parametrize("case", [*LOSSES, *STATISTICS, ROUNDS[1]], ids=lambda case: case.name)
 def test_value_of_a_small_cohort(case):
     arguments = case.sample(clients=2)
     result = eqx.filter_jit(case.program)(*arguments)

@@ -11,6 +11,7 @@ from jax.core import Tracer, eval_jaxpr
 from jaxtyping import Array, Bool
 
 from . import backends
+from ._closures import rebind
 from ._placement import (
     Clients,
     as_array,
@@ -98,17 +99,22 @@ def client_map(fn: Callable[..., T], *args: Any, weights: Weights | None = None)
     held, shared = eqx.partition(at_clients(args, size), is_array)
     leaves, structure = jtu.tree_flatten(held)
     returned: list[Any] = []
+    hidden: list[Array] = []
 
     def one_client(*leaves: Array) -> list[Array]:
-        arguments = eqx.combine(jtu.tree_unflatten(structure, leaves), shared)
-        with backends.client_scope():
-            result = fn(*arguments)
+        own, sent = leaves[: structure.num_leaves], leaves[structure.num_leaves :]
+        arguments = eqx.combine(jtu.tree_unflatten(structure, own), shared)
+        substitutes = {id(value): leaf for value, leaf in zip(hidden, sent, strict=True)}
+        result = (rebind(fn, substitutes) if substitutes else fn)(*arguments)
         arrays, rest = eqx.partition(_numbers_to_arrays(result, shared), is_array)
         flat, result_structure = jtu.tree_flatten(arrays)
         returned[:] = [result_structure, rest]
         return flat
 
     mesh = backends.ambient_mesh()
+    if mesh is not None and backends.types_values(mesh):
+        hidden += _typed_by_mesh(one_client, leaves, mesh)
+        leaves += fed_broadcast(hidden, size)
     jaxpr, consts = _trace_one_client(one_client, leaves, mesh)
     closed_over = [i for i, const in enumerate(consts) if isinstance(const, Tracer)]
     leaves += fed_broadcast([consts[i] for i in closed_over], size)
@@ -141,7 +147,7 @@ def _fed_map(fn: Callable[..., Sequence[Array]], leaves: Sequence[Array], mesh: 
     return jax.jit(fed_map)(*leaves)
 
 
-def _trace_one_client(fn: Callable[..., Any], leaves: Sequence[Array], mesh: Any) -> Any:
+def _trace_one_client(fn: Callable[..., Any], leaves: Sequence[Any], mesh: Any) -> Any:
     """The jaxpr of one client, traced where it will run, and the values that it closes over."""
     traced: list[Any] = []
 
@@ -151,6 +157,16 @@ def _trace_one_client(fn: Callable[..., Any], leaves: Sequence[Array], mesh: Any
 
     jax.eval_shape(lambda *leaves: backends.map_clients(probe, leaves, mesh=mesh), *leaves)
     return traced[0].jaxpr, traced[0].consts
+
+
+def _typed_by_mesh(fn: Callable[..., Any], leaves: Sequence[Array], mesh: Any) -> list[Array]:
+    """The values that `fn` closes over and that `shard_map` would refuse, found outside of it."""
+    views = [backends.without_clients_axis(leaf, mesh) for leaf in leaves]
+    try:
+        _, consts = _trace_one_client(fn, views, None)
+    except (NotImplementedError, ValueError):
+        return []  # `fn` needs to be inside of `shard_map`, where it is traced next
+    return [c for c in consts if isinstance(c, jax.Array) and not jax.typeof(c).sharding.mesh.empty]
 
 
 def _mask(keep: Bool[Array, ""], x: Array) -> Array:

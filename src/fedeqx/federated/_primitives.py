@@ -69,13 +69,17 @@ fed_size_p = _primitive("fed_size", lambda *, size: [jnp.asarray(size, jnp.int32
 def fed_broadcast(xs: Sequence[Array], size: int) -> list[Array]:
     if not xs:
         return []
-    return fed_broadcast_p.bind(*xs, size=size, mesh=backends.ambient_mesh(), placement=CLIENTS)
+    mesh = backends.ambient_mesh()
+    xs = backends.announce(xs, mesh=mesh)
+    return fed_broadcast_p.bind(*xs, size=size, mesh=mesh, placement=CLIENTS)
 
 
 def fed_reduce(primitive: Primitive, xs: Sequence[Array], size: int) -> list[Array]:
     if not xs:
         return []
-    return primitive.bind(*xs, size=size, mesh=backends.ambient_mesh(), placement=CLIENTS)
+    mesh = backends.ambient_mesh()
+    xs = backends.announce(xs, mesh=mesh)
+    return primitive.bind(*xs, size=size, mesh=mesh, placement=CLIENTS)
 
 
 def fed_size(size: int) -> Array:

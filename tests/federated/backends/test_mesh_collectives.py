@@ -33,7 +33,7 @@ def mesh(request):
 def problem(clients: int):
     rng = np.random.default_rng([1, clients])
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    return Model(draw(3, 4), draw(4), draw()), draw(clients, 2, 3), draw(clients, 2)
+    return Model._make((draw(3, 4), draw(4), draw())), draw(clients, 2, 3), draw(clients, 2)
 
 
 def loss(model, x, y):

@@ -4,6 +4,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from federated.backends.meshes import (
     WAYS,
@@ -21,6 +22,8 @@ from federated.backends.meshes import (
 
 import fedeqx as fx
 
+pytestmark = pytest.mark.slow
+
 KINDS = (
     "clients=4",
     "clients=4!",
@@ -36,7 +39,7 @@ each_kind = pytest.mark.parametrize("axes", KINDS)
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def devices_of(x) -> set[jax.Device]:
+def devices_of(x):
     return x.sharding.device_set
 
 
@@ -168,6 +171,40 @@ def test_threads_have_meshes_of_their_own():
     for thread in threads:
         thread.join()
     assert found == {size: {"fed_sum": size, "fed_max": size} for size in sizes}
+
+
+@each_way
+@pytest.mark.parametrize("verb", ["broadcast", "reduce_sum", "reduce_max"])
+def test_communication_alone(way, verb):
+    """No client function tells JAX of the mesh's devices: the verb must, and its derivatives."""
+    mesh = make_mesh("clients=4")
+    x = np.arange(6, dtype=np.float32) - 2
+    program, argument, value, gradient = {
+        "broadcast": (lambda w: fx.broadcast(w, clients=6).value @ x, np.float32(2), 6, 3),
+        "reduce_sum": (lambda x: fx.reduce_sum(fx.Clients(x)), x, 3, np.ones(6)),
+        "reduce_max": (lambda x: fx.reduce_max(fx.Clients(x)), x, 3, np.eye(6)[5]),
+    }[verb]
+    for transform, expected in (
+        (lambda fn: jax.jit(fn), value),
+        (lambda fn: jax.jit(jax.grad(fn)), gradient),
+        (lambda fn: jax.grad(jax.jit(fn)), gradient),
+    ):
+        found = on_mesh(program, mesh, way, transform)(jnp.asarray(argument))
+        assert_close(found, expected)
+        assert len(devices_of(found)) == 4
+
+
+def test_a_jitted_function_that_programs_of_several_meshes_share():
+    """It is traced anew for each: a program's mesh is part of what `jit` keeps its traces by."""
+    shared = jax.jit(lambda x: fx.reduce_sum(x))
+    x = fx.Clients(np.arange(8, dtype=np.float32))
+    for size in (2, 4, None, 2):
+        program = lambda x: shared(x)
+        if size is not None:
+            program = fx.program(mesh=make_mesh(f"clients={size}"))(program)
+        total = program(x)
+        assert_close(total, 28.0)
+        assert len(devices_of(total)) == (size or 1)
 
 
 @pytest.mark.parametrize("way", ["with", "program"])  # JAX forbids jax.set_mesh in a jit

@@ -229,7 +229,7 @@ def test_server_state_keeps_its_sharding(axes, clients):
     for tree in (new_params, adam.mu, adam.nu):
         for leaf, spec in zip(tree, specs, strict=True):
             assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim)
-    assert "all-gather" not in compiled.as_text()
+    assert "all-gather" not in (compiled.as_text() or "all-gather")
 
 
 def _like_params(state, params):
@@ -257,7 +257,7 @@ def test_server_state_keeps_its_type_on_an_explicit_axis():
         after = compiled(state, x)
     assert_close(after, (w + x.mean(0)) / 2)
     assert after.sharding.spec == P(None, "model")
-    assert "all-gather" not in compiled.as_text()
+    assert "all-gather" not in (compiled.as_text() or "all-gather")
 
 
 def test_constraints_by_a_named_sharding_in_legacy_style():

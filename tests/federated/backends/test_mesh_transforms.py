@@ -18,6 +18,8 @@ from federated.backends.meshes import (
 
 import fedeqx as fx
 
+pytestmark = pytest.mark.slow
+
 MESHES = ("clients=4", "clients=2! model=2")
 each_mesh = pytest.mark.parametrize("axes", MESHES)
 CLIENTS = 6

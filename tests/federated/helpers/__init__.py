@@ -17,10 +17,10 @@ from ._jaxpr import FED as FED
 from ._jaxpr import equations as equations
 from ._jaxpr import names as names
 from ._jaxpr import rounds as rounds
-from ._losses import LOSSES
+from ._losses import LOSSES as LOSSES
 from ._mixing import Checker as Checker
 from ._mixing import ClientsMixError as ClientsMixError
-from ._rounds import ROUNDS
-from ._statistics import STATISTICS
+from ._rounds import ROUNDS as ROUNDS
+from ._statistics import STATISTICS as STATISTICS
 
 CASES: tuple[Case, ...] = (*LOSSES, *ROUNDS, *STATISTICS)

@@ -13,8 +13,14 @@ from . import _local, _mesh
 from ._local import accumulator_dtype as accumulator_dtype
 from ._mesh import AnyMesh as AnyMesh
 from ._mesh import ambient_mesh as ambient_mesh
-from ._mesh import client_scope as client_scope
 from ._mesh import mesh_scope as mesh_scope
+from ._mesh import types_values as types_values
+from ._mesh import without_clients_axis as without_clients_axis
+
+
+def announce(xs: Sequence[Array], *, mesh: AnyMesh | None) -> list[Array]:
+    """Operands of a communication, such that JAX knows where it will run."""
+    return list(xs) if mesh is None else _mesh.announce(xs, mesh)
 
 
 def broadcast(xs: Sequence[Array], *, size: int, mesh: AnyMesh | None) -> list[Array]:

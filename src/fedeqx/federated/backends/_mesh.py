@@ -9,9 +9,8 @@ cotangent of a broadcast, leaves them out; and what a program sees of a result h
 """
 
 import contextlib
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,42 +25,27 @@ from . import _local
 
 AnyMesh = Mesh | AbstractMesh
 
-_scope = threading.local()
+# A context of JAX's own: a function that is jitted inside of two programs is traced for each mesh.
+_declared = jax.make_user_context(None)
 
 
-@contextlib.contextmanager
-def client_scope() -> Iterator[None]:
-    """While this is open, what is traced runs on ONE client: the mesh axis is already spent."""
-    depth = getattr(_scope, "depth", 0)
-    _scope.depth = depth + 1
-    try:
-        yield
-    finally:
-        _scope.depth = depth
-
-
-@contextlib.contextmanager
-def mesh_scope(mesh: AnyMesh | None) -> Iterator[None]:
+def mesh_scope(mesh: AnyMesh | None) -> contextlib.AbstractContextManager[Any]:
     """Makes `mesh` the one that operations use until the block ends; `None` changes nothing."""
-    outer = getattr(_scope, "mesh", None)
-    _scope.mesh = outer if mesh is None else mesh
-    try:
-        yield
-    finally:
-        _scope.mesh = outer
+    return contextlib.nullcontext() if mesh is None else _declared(mesh)
 
 
 def ambient_mesh() -> AnyMesh | None:
     """The mesh whose `"clients"` axis carries the cohort, or `None` to run without one.
 
     Looked for in `program(mesh=...)`, then `jax.set_mesh`, then `with mesh:`. A mesh without that
-    axis runs every client on every device. Raises a `ValueError` if the axis is already manual, or
-    if the program's mesh is not the one that JAX was told to use.
+    axis runs every client on every device; and on ONE client the axis is already spent. Raises a
+    `ValueError` if the axis is already manual, or if the program's mesh is not the one that JAX
+    was told to use.
     """
-    if getattr(_scope, "depth", 0):
+    if _local.on_one_client():
         return None
     context = jax.sharding.get_abstract_mesh()
-    mesh = getattr(_scope, "mesh", None)
+    mesh = _declared.value
     if mesh is None:
         mesh = context if not context.empty else thread_resources.env.physical_mesh
     elif not context.empty and mesh.abstract_mesh != context:
@@ -105,6 +89,39 @@ def _as_typed(mesh: AnyMesh, xs: Sequence[Array]) -> AnyMesh:
     if isinstance(mesh, AbstractMesh):
         return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
     return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
+def types_values(mesh: AnyMesh) -> bool:
+    """Whether JAX types all values by an explicit axis of the mesh, as it does under `set_mesh`."""
+    return not jax.sharding.get_abstract_mesh().empty and AxisType.Explicit in mesh.axis_types
+
+
+def without_clients_axis(x: Array, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
+    """The shape of `x`, its axis over the clients not sharded."""
+    spec = PartitionSpec(None, *jax.typeof(x).sharding.spec[1:])
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def announce(xs: Sequence[Array], mesh: AnyMesh) -> list[Array]:
+    """The operands of a primitive, such that an enclosing `jit` knows of the mesh's devices.
+
+    It finds them in `jax.set_mesh` and in the equations that it traces, but does not look into the
+    lowering of a primitive, and would compile for one device.
+    """
+    if not isinstance(mesh, Mesh) or not jax.sharding.get_abstract_mesh().empty:
+        return list(xs)
+    mesh = _as_typed(mesh, xs)
+    if _axis_type(mesh) == AxisType.Explicit:
+        return list(xs)  # the type of an operand tells
+    return [_constrain(x, mesh, PartitionSpec.UNCONSTRAINED) for x in xs]
+
+
+def _constrain(x: Array, mesh: AnyMesh, first: Any) -> Array:
+    """A hint to XLA on how dimension 0 is sharded; without `jit` it would be a copy."""
+    if not isinstance(x, Tracer):
+        return x
+    spec = [first, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)][: x.ndim]
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def broadcast(xs: Sequence[Array], size: int, mesh: AnyMesh) -> list[Array]:
@@ -197,13 +214,9 @@ def pad(x: Array, size: int, mesh: AnyMesh) -> Array:
     last = jax.lax.stop_gradient(x[-1:])  # the last client must not answer for its copies
     result = jnp.concatenate([x, jnp.broadcast_to(last, (missing, *x.shape[1:]))])
     mesh = _as_typed(mesh, [x])
-    if _axis_type(mesh) != AxisType.Auto or not isinstance(result, Tracer):
-        return result
     # A cohort that does not divide the axis arrives on every device. Unless told so, XLA spreads
     # it before it is padded, and then needs communication to pad it.
-    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    spread = NamedSharding(mesh, PartitionSpec(None, *rest))
-    return jax.lax.with_sharding_constraint(result, spread)
+    return _constrain(result, mesh, None) if _axis_type(mesh) == AxisType.Auto else result
 
 
 def _where_row(keep: Array, x: Array, fill: Any) -> Array:
