@@ -144,6 +144,67 @@ def test_stream_state_can_be_saved_and_restored(dataset):
     assert len(rest) == len(dataset) - 37
 
 
+@pytest.mark.parametrize("shuffle", [True, "blocks", False])
+@pytest.mark.parametrize("interleave", [1, 3, 1000])
+@pytest.mark.parametrize("prefetch", [0, 5])
+def test_stream_options_change_the_order_only(dataset, expected, shuffle, interleave, prefetch):
+    stream = dataset.stream(seed=1, shuffle=shuffle, interleave=interleave, prefetch=prefetch)
+    groups = list(stream)
+    assert {group.id: list(group) for group in groups} == expected
+    assert len(groups) == len(expected)
+    again = dataset.stream(seed=1, shuffle=shuffle, interleave=interleave, prefetch=prefetch)
+    assert [group.id for group in again] == [group.id for group in groups]
+    if shuffle is False:
+        ids = list(expected)
+        step = min(interleave, len(ids))
+        stretches = np.array_split(np.arange(len(ids)), step)
+        turns = itertools.zip_longest(*stretches)
+        order = [ids[n] for turn in turns for n in turn if n is not None]
+        assert [group.id for group in groups] == order
+
+
+@pytest.mark.parametrize("count", [1, 5, 511, 512, 513, 1024, 3000])
+def test_block_shuffle_keeps_neighbours_together(tmp_path, count):
+    dataset = data.group([{"g": n} for n in range(count)], by="g", out=tmp_path / "out")
+    order = [group.id for group in dataset.stream(seed=4, shuffle="blocks")]
+    assert sorted(order) == list(range(count))
+    if count > 1:
+        assert order != list(range(count))
+    blocks = [int(number) // 512 for number in order]
+    changes = sum(one != two for one, two in itertools.pairwise(blocks))
+    assert changes == len(set(blocks)) - 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shuffle": "files"}, {"interleave": 0}, {"prefetch": -1}], ids=str
+)
+def test_wrong_stream_options_are_named(dataset, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataset.stream(seed=0, **wrong)
+
+
+def test_examples_of_a_group_split_by_content(tmp_path):
+    rows = [{"g": "a", "n": n % 400, "b": bytes([n % 256]), "x": [n % 3]} for n in range(800)]
+    group = data.group(rows, by="g", out=tmp_path / "1", row_group_bytes=900).group("a")
+    parts = group.split({"tune": 0.5, "held_out": 0.5}, seed=0)
+    numbers = {name: [int(e["n"]) for e in part] for name, part in parts.items()}
+    assert sorted(numbers["tune"] + numbers["held_out"]) == sorted([*range(400)] * 2)
+    # Equal examples are on the same side.
+    equal = {name: {(e["n"], e["b"], e["x"][0]) for e in part} for name, part in parts.items()}
+    assert not equal["tune"] & equal["held_out"]
+    # 5 standard deviations of a share of 800 examples of which some are equal.
+    assert abs(len(parts["tune"]) - 400) < 5 * np.sqrt(400)
+    assert len(parts["tune"]) == len(numbers["tune"])
+    turned = data.group(rows[::-1], by="g", out=tmp_path / "2").group("a")
+    again = turned.split({"tune": 0.5, "held_out": 0.5}, seed=0)
+    assert [int(e["n"]) for e in again["tune"]] == numbers["tune"][::-1]
+    other = turned.split({"tune": 0.5, "held_out": 0.5}, seed=1)
+    assert sorted(int(e["n"]) for e in other["tune"]) != sorted(numbers["tune"])
+    assert len(group.split({"all": 1, "none": 0}, seed=0)["none"]) == 0
+    with pytest.raises(ValueError, match=r"split\(.*add up to 1"):
+        group.split({"a": 0.4}, seed=0)
+
+
 def test_shuffles_are_uniform_enough():
     from fedeqx.data._seeding import permuted
 

@@ -495,4 +495,5 @@ def test_the_manifest_tells_what_was_done(tmp_path):
         "num_bytes": 4,
         "num_words": 3,
         "num_skipped": 0,
+        "num_ungrouped": 0,
     }

@@ -20,6 +20,7 @@ from ._partition import by_expression as by_expression
 from ._partition import by_field as by_field
 from ._partition import by_function as by_function
 from ._partition import by_url_domain as by_url_domain
+from ._parts import GroupPart as GroupPart
 from ._records import ArrowSource as ArrowSource
 from ._records import HuggingFaceSource as HuggingFaceSource
 from ._records import RecordSource as RecordSource
@@ -34,6 +35,13 @@ from ._sources import AbstractSource as AbstractSource
 from ._sources import Skipped as Skipped
 from ._sources import Skips as Skips
 from ._sources import SourceError as SourceError
+from ._stats import LabelSkew as LabelSkew
+from ._stats import group_counts as group_counts
+from ._stats import label_skew as label_skew
+from ._stats import letter_values as letter_values
+from ._stats import plot_sizes as plot_sizes
+from ._stats import stats as stats
+from ._stats import write_counts as write_counts
 from ._stdlib import python_stdlib as python_stdlib
 from ._stdlib import stdlib_package as stdlib_package
 from ._text import BYTE_VOCAB_SIZE as BYTE_VOCAB_SIZE
@@ -43,6 +51,8 @@ from ._text import decode_bytes as decode_bytes
 from ._text import encode_bytes as encode_bytes
 from ._text import pack as pack
 from ._text_folder import TextFolderSource as TextFolderSource
+from ._verify import Verification as Verification
+from ._verify import verify as verify
 
 __all__ = [
     "BYTE_VOCAB_SIZE",
@@ -56,9 +66,11 @@ __all__ = [
     "CsvSource",
     "DatasetFormatError",
     "Group",
+    "GroupPart",
     "GroupedDataset",
     "HuggingFaceSource",
     "JsonLinesSource",
+    "LabelSkew",
     "ParquetSource",
     "PartitionError",
     "Problem",
@@ -69,6 +81,7 @@ __all__ = [
     "Skips",
     "SourceError",
     "TextFolderSource",
+    "Verification",
     "by_expression",
     "by_field",
     "by_function",
@@ -78,14 +91,21 @@ __all__ = [
     "dirichlet",
     "encode_bytes",
     "group",
+    "group_counts",
     "iid",
+    "label_skew",
+    "letter_values",
     "lognormal",
     "nested",
     "open",
     "pachinko",
     "pack",
+    "plot_sizes",
     "power_law",
     "python_stdlib",
     "shards",
+    "stats",
     "stdlib_package",
+    "verify",
+    "write_counts",
 ]

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from ._dataset import Group, GroupedDataset
-from ._ids import GroupId, is_text, to_key
-from ._seeding import generator, permuted_range
-from ._text import pack, token_chunks
+from ._client import Client, ClientOptions, empty_client, read_client
+from ._dataset import GroupedDataset
+from ._ids import GroupId, is_text
+from ._sampling import AbstractSampling, make_sampling
 
 if TYPE_CHECKING:
     import grain
@@ -19,31 +19,19 @@ class Cohort(NamedTuple):
     """The clients of one round. A client's absent steps and sequences are padding, and masked.
 
     - `round`: the round's number.
-    - `ids`: the clients' group ids; all differ.
+    - `ids`: the clients' group ids; `None` for a place that stays empty (Poisson sampling).
     - `batches`: `"tokens"`, int32 [clients, steps, batch, sequence_length + 1], and `"mask"`, bool
         [clients, steps, batch, sequence_length], which targets are real.
     - `step_mask`: bool [clients, steps]; which local steps a client does.
-    - `num_examples`: int32 [clients]; the sequences that a client trains on.
+    - `num_examples`: int32 [clients]; the sequences that a client trains on, counted once for each
+        local epoch.
     """
 
     round: int
-    ids: tuple[GroupId, ...]
+    ids: tuple[GroupId | None, ...]
     batches: dict[str, np.ndarray]
     step_mask: np.ndarray
     num_examples: np.ndarray
-
-
-class _Client(NamedTuple):
-    round: int
-    id: GroupId
-    tokens: np.ndarray
-    mask: np.ndarray
-
-
-class _Shape(NamedTuple):
-    steps: int
-    batch_size: int
-    sequence_length: int
 
 
 @final
@@ -55,45 +43,26 @@ class Cohorts:
         dataset: GroupedDataset,
         *,
         size: int,
-        steps: int,
-        batch_size: int,
-        sequence_length: int,
-        seed: int,
-        text: str = "text",
-        rounds: int | None = None,
+        sampling: AbstractSampling,
+        client: ClientOptions,
+        step_buckets: tuple[int, ...],
+        process: tuple[int, int],
+        rounds: int | None,
     ):
         """See `cohorts`."""
-        for name, value in (
-            ("size", size),
-            ("steps", steps),
-            ("batch_size", batch_size),
-            ("sequence_length", sequence_length),
-        ):
-            if value < 1:
-                raise ValueError(f"cohorts({name}={value}): give at least 1.")
-        if size > len(dataset):
-            raise ValueError(
-                f"A cohort of size={size} different clients needs as many groups; the data set has "
-                f"{len(dataset)}. Lower size, or group the data more finely."
-            )
-        if text not in dataset.schema.names or not is_text(dataset.schema.field(text).type):
-            raise ValueError(
-                f"cohorts(text={text!r}): the data set has no text column of this name; its "
-                "columns are "
-                f"{dict(zip(dataset.schema.names, map(str, dataset.schema.types), strict=True))}."
-            )
         self._dataset = dataset
         self._size = size
-        self._shape = _Shape(steps, batch_size, sequence_length)
-        self._seed = seed
-        self._text = text
+        self._sampling = sampling
+        self._options = client
+        self._buckets = step_buckets
+        self._process = process
         self._rounds = rounds
+        self._last: tuple[int, list[int]] = (-1, [])
 
     @property
     def rounds_per_epoch(self) -> int:
-        """After so many rounds every group was a client once, up to a rest smaller than a "
-        "cohort."""
-        return len(self._dataset) // self._size
+        """How many rounds have as many clients as there are groups, up to a rest."""
+        return max(1, len(self._dataset) // self._size)
 
     def __len__(self) -> int:
         if self._rounds is None:
@@ -104,8 +73,7 @@ class Cohorts:
         last = sys.maxsize if self._rounds is None else self._rounds
         if not 0 <= number < last:
             raise IndexError(f"Round {number} of {last} rounds; rounds count from 0.")
-        places = self._places(number)
-        return _stack([self._client(number, int(place)) for place in places], self._shape)
+        return self._stack([self._client(number, place) for place in self._places(number)])
 
     def __iter__(self) -> Iterator[Cohort]:
         number = 0
@@ -114,43 +82,67 @@ class Cohorts:
             number += 1
 
     def to_grain(
-        self, *, start: int = 0, threads: int = 2, buffer: int = 4
+        self, *, start: int = 0, threads: int = 2, buffer: int = 4, workers: int = 0
     ) -> "grain.IterDataset[Cohort]":
-        """The cohorts as a Grain data set: one pipeline whose element is a client, batched to
-        cohorts.
+        """The cohorts as a Grain data set: one pipeline whose element is a client, batched.
 
         **Arguments:**
 
         - `start`: the first round to give.
-        - `threads`: how many threads read ahead.
-        - `buffer`: how many cohorts are read ahead.
+        - `threads`: how many threads read ahead, in each process.
+        - `buffer`: how many cohorts are read ahead, in each process.
+        - `workers`: how many processes read; 0 reads in this one. The cohorts and their order are
+            the same for any number. Each starts Python anew, so a script needs the usual
+            `if __name__ == "__main__":`.
 
         **Returns:**
 
         A `grain.IterDataset` of `Cohort`. Its iterators have `get_state` and `set_state`; resuming
         is exact, and costs the same at every round.
         """
-        # Grain imports JAX's modules (it starts no backend); the rest of this package does without
-        # both.
-        import grain
+        from ._pipeline import cohort_pipeline
 
-        shape = self._shape
-        pipeline = grain.MapDataset.source(_ClientSource(self, start)).batch(
-            self._size, drop_remainder=True, batch_fn=lambda clients: _stack(clients, shape)
+        return cohort_pipeline(self, start=start, threads=threads, buffer=buffer, workers=workers)
+
+    def _places(self, number: int) -> list[int]:
+        """Which groups, by number in the data set, this process has in a round."""
+        last = self._last
+        if last[0] == number:
+            return last[1]
+        index, count = self._process
+        places = self._sampling.places(number)
+        share = -(-len(places) // count)
+        padded = np.concatenate([places, np.full(share * count - len(places), -1)])
+        own = padded[index * share : (index + 1) * share].tolist()
+        # A pipeline asks once per client; one assignment, so that threads see a whole pair.
+        self._last = number, own
+        return own
+
+    def _client(self, number: int, place: int) -> Client:
+        if place < 0:
+            return empty_client(number, self._options)
+        return read_client(self._dataset[place], number, self._options)
+
+    def _stack(self, clients: Sequence[Client]) -> Cohort:
+        """Clients of one round as one cohort, padded to the same number of steps."""
+        _, batch_size, length = self._options[:3]
+        most = max(len(client.tokens) for client in clients)
+        steps = next(bucket for bucket in self._buckets if bucket >= most)
+        tokens = np.zeros((len(clients), steps, batch_size, length + 1), np.int32)
+        mask = np.zeros((len(clients), steps, batch_size, length), bool)
+        step_mask = np.zeros((len(clients), steps), bool)
+        for number, client in enumerate(clients):
+            taken = len(client.tokens)
+            tokens[number, :taken] = client.tokens
+            mask[number, :taken] = client.mask
+            step_mask[number, :taken] = True
+        return Cohort(
+            clients[0].round,
+            tuple(client.id for client in clients),
+            {"tokens": tokens, "mask": mask},
+            step_mask,
+            mask.any(-1).sum((1, 2)).astype(np.int32),
         )
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
-        return pipeline.to_iter_dataset(options)
-
-    def _places(self, number: int) -> np.ndarray:
-        """Which groups, by number in the data set, are the clients of a round."""
-        epoch, part = divmod(number, self.rounds_per_epoch)
-        start, size = part * self._size, self._size
-        return permuted_range(start, start + size, len(self._dataset), "cohorts", self._seed, epoch)
-
-    def _client(self, number: int, place: int) -> _Client:
-        group = self._dataset[place]
-        context = ("batches", self._seed, number, to_key(group.id))
-        return _Client(number, group.id, *_batches(group, self._text, self._shape, context))
 
 
 def cohorts(
@@ -162,14 +154,17 @@ def cohorts(
     sequence_length: int,
     seed: int,
     text: str = "text",
+    epochs: int = 1,
     rounds: int | None = None,
+    sampling: str | Sequence[Any] = "epoch",
+    step_buckets: Sequence[int] = (),
+    process: tuple[int, int] = (0, 1),
 ) -> Cohorts:
     """The clients of each round with their batches of byte-level tokens.
 
-    Clients are drawn without replacement: within an epoch no group is drawn twice, and every epoch
-    has an order of its own. A client's text is joined, with a separator between documents, and cut
-    into sequences; no token crosses from one group to another, and none is left out unless there
-    are more batches than `steps`. In that case as many are drawn, anew in each round.
+    A client's text is joined, with a separator between documents, and cut into sequences; no token
+    crosses from one group to another, and none is left out unless there are more batches than
+    `steps`. In that case as many are drawn, anew in each round.
 
     **Arguments:**
 
@@ -182,12 +177,28 @@ def cohorts(
     - `sequence_length`: targets per sequence; a sequence has one token more.
     - `seed`: any integer; everything is a pure function of (seed, round, group id).
     - `text`: the column to train on.
+    - `epochs`: how often a client goes through its batches in a round, within `steps`.
     - `rounds`: how many rounds there are; without end by default.
+    - `sampling`: how clients are drawn.
+
+        - `"epoch"`: without replacement; every group once before any comes again, up to a rest
+          smaller than a cohort, in a new order each time.
+        - `"uniform"`: each round on its own draws different groups.
+        - `"replacement"`: each place of a cohort on its own draws any group.
+        - `"poisson"`: each group on its own, with probability `size / groups`. Cohorts have a fixed
+          number of places above `size`; those that stay empty have the id `None` and do no steps.
+        - `"weighted"`: each round draws different groups in proportion to their examples.
+        - a list of lists of `size` ids: these cohorts, again and again.
+
+    - `step_buckets`: numbers of steps, ascending up to `steps`, to one of which a cohort is padded:
+        the least that holds its longest client. Each costs one compilation, and saves the time of
+        padding. By default all cohorts have `steps`.
+    - `process`: `(index, count)` of this JAX process, to get its share of every cohort alone.
 
     **Returns:**
 
-    A `Cohorts`: index it by round, iterate it, or take `.to_grain()`. Raises `ValueError` for a
-    cohort larger than the data set or a column that is not text.
+    A `Cohorts`: index it by round, iterate it, or take `.to_grain()`. Raises `ValueError` for
+    settings that cannot be met or a column that is not text.
 
     !!! Example
 
@@ -199,94 +210,39 @@ def cohorts(
         cohort.batches["tokens"].shape  # (16, 4, 8, 65)
         ```
     """
+    for name, value in (
+        ("size", size),
+        ("steps", steps),
+        ("batch_size", batch_size),
+        ("sequence_length", sequence_length),
+        ("epochs", epochs),
+    ):
+        if value < 1:
+            raise ValueError(f"cohorts({name}={value}): give at least 1.")
+    schema = dataset.schema
+    if text not in schema.names or not is_text(schema.field(text).type):
+        columns = dict(zip(schema.names, map(str, schema.types), strict=True))
+        raise ValueError(
+            f"cohorts(text={text!r}): the data set has no text column of this name; its columns "
+            f"are {columns}."
+        )
+    buckets = tuple(step_buckets) or (steps,)
+    if list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] != steps:
+        raise ValueError(
+            f"cohorts(step_buckets={buckets}): give ascending numbers from 1 up to steps={steps}."
+        )
+    index, count = process
+    if not 0 <= index < count or size % count:
+        raise ValueError(
+            f"cohorts(process={process}): the index must be below the count, and the count divide "
+            f"size={size}."
+        )
     return Cohorts(
         dataset,
         size=size,
-        steps=steps,
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        seed=seed,
-        text=text,
+        sampling=make_sampling(dataset, sampling, size, seed),
+        client=ClientOptions(steps, batch_size, sequence_length, epochs, text, seed),
+        step_buckets=buckets,
+        process=process,
         rounds=rounds,
-    )
-
-
-@final
-class _ClientSource:
-    """Every client of every round, one after the other."""
-
-    def __init__(self, cohorts: Cohorts, start: int):
-        self._cohorts = cohorts
-        self._start = start
-
-    def __len__(self) -> int:
-        size, rounds = self._cohorts._size, self._cohorts._rounds
-        last = sys.maxsize // size if rounds is None else rounds
-        return max(0, last - self._start) * size
-
-    def __getitem__(self, index: int) -> _Client:
-        number, slot = divmod(index, self._cohorts._size)
-        number += self._start
-        return self._cohorts._client(number, int(self._cohorts._places(number)[slot]))
-
-    def __repr__(self) -> str:
-        return f"_ClientSource({self._cohorts._dataset!r}, seed={self._cohorts._seed})"
-
-
-def _batches(
-    group: Group, text: str, shape: _Shape, context: tuple[str | int | bytes, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """A client's batches: tokens [taken, batch, length + 1] and mask [taken, batch, length].
-
-    The group is read once, in pieces. Every batch of it gets a random priority in turn, and the
-    `steps` lowest are kept, so that memory depends on `steps` and not on the group.
-    """
-    steps, batch_size, length = shape
-    stride = batch_size * length
-    random = generator(*context)
-    kept: list[tuple[float, int, np.ndarray]] = []
-    seen, left = 0, np.zeros(0, np.uint16)
-
-    def take(count: int, tokens: np.ndarray) -> None:
-        nonlocal kept, seen
-        bar = kept[-1][0] if len(kept) == steps else 1.0
-        for offset in np.flatnonzero((priorities := random.random(count)) < bar).tolist():
-            piece = tokens[offset * stride : (offset + 1) * stride + 1]
-            kept.append((float(priorities[offset]), seen + offset, piece.copy()))
-        kept = sorted(kept, key=lambda batch: batch[:2])[:steps]
-        seen += count
-
-    for chunk in token_chunks(batch.column(text) for batch in group.batches()):
-        left = np.concatenate([left, chunk])
-        complete = max(0, len(left) - 1) // stride
-        take(complete, left)
-        left = left[complete * stride :]
-    if len(left) > 1:
-        take(1, left)
-    packed = [pack(piece, length) for _, _, piece in sorted(kept, key=lambda batch: batch[1])]
-    tokens = np.zeros((len(packed), batch_size, length + 1), np.int32)
-    mask = np.zeros((len(packed), batch_size, length), bool)
-    for step, sequences in enumerate(packed):
-        tokens[step, : len(sequences.tokens)] = sequences.tokens
-        mask[step, : len(sequences.mask)] = sequences.mask
-    return tokens, mask
-
-
-def _stack(clients: "Sequence[_Client]", shape: _Shape) -> Cohort:
-    """Clients of one round as one cohort, padded to the same number of steps."""
-    steps, batch_size, length = shape
-    tokens = np.zeros((len(clients), steps, batch_size, length + 1), np.int32)
-    mask = np.zeros((len(clients), steps, batch_size, length), bool)
-    step_mask = np.zeros((len(clients), steps), bool)
-    for number, client in enumerate(clients):
-        taken = len(client.tokens)
-        tokens[number, :taken] = client.tokens
-        mask[number, :taken] = client.mask
-        step_mask[number, :taken] = True
-    return Cohort(
-        clients[0].round,
-        tuple(client.id for client in clients),
-        {"tokens": tokens, "mask": mask},
-        step_mask,
-        mask.any(-1).sum((1, 2)).astype(np.int32),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,11 @@ import pyarrow.parquet as pq
 from ._examples import to_examples
 from ._ids import GroupId, GroupIdError, digest, from_column, to_key
 from ._layout import GROUP_COLUMN, INDEX_NAME, read_manifest, restore_schema
+from ._parts import GroupPart, edges_of, split_group
 from ._reader import Index, MemoryRows, ParquetRows
+
+if TYPE_CHECKING:
+    import grain
 
 
 @final
@@ -35,10 +39,46 @@ class Group:
         for batch in self.batches():
             yield from to_examples(batch)
 
-    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The examples from `start` to `stop` as Arrow record batches, about a row group each."""
+    def batches(
+        self, start: int = 0, stop: int | None = None, *, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The examples as Arrow record batches of about a row group each, read as they are asked
+        for.
+
+        **Arguments:**
+
+        - `start`, `stop`: the first example, and the one after the last; all by default.
+        - `columns`: the columns to read; all by default.
+        """
         stop = self._size if stop is None else min(stop, self._size)
-        yield from self._rows.read(self._shard, self._first_row + start, max(0, stop - start))
+        names = None if columns is None else tuple(columns)
+        count = max(0, stop - start)
+        yield from self._rows.read(self._shard, self._first_row + start, count, names)
+
+    def split(self, fractions: Mapping[str, float | int], *, seed: int) -> dict[str, GroupPart]:
+        """Split the examples at random, for example into a tuning and a held-out part.
+
+        An example's part depends on its content, the seed and the fractions alone, so that it stays
+        the same in any order; equal examples are never in two parts.
+
+        **Arguments:**
+
+        - `fractions`: the parts' names and their expected shares, which add up to 1.
+        - `seed`: any integer.
+
+        **Returns:**
+
+        The parts by name: iterate them as often as you like; nothing is held in memory.
+        """
+        return split_group(self, fractions, seed)
+
+    def load(self) -> "Group":
+        """The same group with its examples in memory."""
+        loaded = Group.__new__(Group)
+        loaded.id, loaded.num_bytes, loaded.num_words = self.id, self.num_bytes, self.num_words
+        loaded._rows = MemoryRows([pa.Table.from_batches(self.batches())])
+        loaded._shard, loaded._first_row, loaded._size = 0, 0, self._size
+        return loaded
 
     def __repr__(self) -> str:
         return f"Group(id={self.id!r}, examples={len(self)}, bytes={self.num_bytes})"
@@ -145,6 +185,15 @@ class GroupedDataset:
         """The groups' ids, in the order of the files: a sequence that is not held in memory."""
         return Ids(self)
 
+    def id_column(self) -> pa.Array:
+        """The ids as an Arrow array, in the form that the files have them (see `id_kind`)."""
+        return self._index.id_column(self._positions)
+
+    @property
+    def id_kind(self) -> str:
+        """`"string"`, `"int"`, `"bytes"`, or `"mixed"`: then the files hold ids as JSON."""
+        return self._kind
+
     def sizes(self, of: str = "examples") -> np.ndarray:
         """How large each group is, in the order of `ids()`.
 
@@ -167,6 +216,18 @@ class GroupedDataset:
         if position is None:
             raise KeyError(self._no_such(group_id))
         return Group(self, position)
+
+    def number_of(self, group_id: GroupId) -> int:
+        """The number (from 0) of the group with this id in the order of `ids()`.
+
+        Raises `KeyError` where there is none.
+        """
+        position = self._find(group_id)
+        if position is None:
+            raise KeyError(self._no_such(group_id))
+        return (
+            position if self._positions is None else int(np.searchsorted(self._positions, position))
+        )
 
     def __contains__(self, group_id: object) -> bool:
         try:
@@ -201,7 +262,7 @@ class GroupedDataset:
         return self._view(np.unique(np.asarray(found, np.int64)))
 
     def split_groups(
-        self, fractions: Mapping[str, float], *, seed: int
+        self, fractions: Mapping[str, float | int], *, seed: int
     ) -> "dict[str, GroupedDataset]":
         """Split the groups at random, for example into training and held-out clients.
 
@@ -223,13 +284,7 @@ class GroupedDataset:
             parts = dataset.split_groups({"train": 0.9, "held_out": 0.1}, seed=0)
             ```
         """
-        shares = np.asarray(list(fractions.values()), float)
-        if not len(shares) or (shares < 0).any() or abs(shares.sum() - 1) > 1e-6:
-            raise ValueError(
-                f"split_groups({dict(fractions)}): the fractions must be at least 0 and add up to "
-                f"1; they add up to {shares.sum():.6g}."
-            )
-        edges = np.cumsum(shares)[:-1]
+        edges = edges_of(fractions, "split_groups")[:-1]
         part_of = np.fromiter(
             (np.searchsorted(edges, _uniform(group_id, seed), "right") for group_id in self.ids()),
             np.int64,
@@ -242,7 +297,14 @@ class GroupedDataset:
         """The same data set with all its examples loaded: the fastest to read, if they fit."""
         return GroupedDataset(self.path, positions=self._positions, in_memory=True)
 
-    def stream(self, *, seed: int | None = None, shuffle: bool = True):
+    def stream(
+        self,
+        *,
+        seed: int | None = None,
+        shuffle: bool | str = True,
+        interleave: int = 1,
+        prefetch: int = 0,
+    ) -> "grain.MapDataset[Group] | grain.IterDataset[Group]":
         """The groups as a Grain data set, each element a `Group`.
 
         Only a group's place is shuffled and buffered; its examples are read when it is iterated, so
@@ -251,16 +313,24 @@ class GroupedDataset:
         **Arguments:**
 
         - `seed`: what the order is a function of; needed to shuffle.
-        - `shuffle`: a random order of all groups, else the order of `ids()`.
+        - `shuffle`: `True` is a random order of all groups, each of which is then a read somewhere
+            on disk; `"blocks"` shuffles blocks of 512 neighbouring groups, and the groups within
+            each, and reads nearly as fast as `False`, which is the order of `ids()`.
+        - `interleave`: take groups in turn from so many stretches of the data set.
+        - `prefetch`: read so many groups ahead, in threads. Their examples are held in memory.
 
         **Returns:**
 
         A `grain.MapDataset` of `Group`: iterate it, index it, or go on with `.map`, `.batch`,
-        `.repeat`, `.to_iter_dataset()`. Its iterators' state can be saved and restored.
+        `.repeat`, `.to_iter_dataset()`. With `prefetch` it is a `grain.IterDataset`. The state of
+        their iterators can be saved and restored.
         """
+        # Grain imports JAX's modules (it starts no backend); nothing else here needs them.
         from ._stream import group_stream
 
-        return group_stream(self, seed=seed, shuffle=shuffle)
+        return group_stream(
+            self, seed=seed, shuffle=shuffle, interleave=interleave, prefetch=prefetch
+        )
 
     def __repr__(self) -> str:
         return (

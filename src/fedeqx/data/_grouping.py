@@ -53,7 +53,7 @@ def group(
     threads: int | None = None,
     shard_bytes: str | int = "256MiB",
     row_group_bytes: str | int = "256KiB",
-    compression: str = "zstd",
+    compression: str = "lz4",
 ) -> GroupedDataset:
     """Partition the examples of a source into groups and write them, sorted by group, to disk.
 
@@ -81,7 +81,8 @@ def group(
     - `threads`: how many cores to use; by default all that this process may use.
     - `shard_bytes`, `row_group_bytes`: about how large a Parquet file and a row group become,
         before compression. A reader of one group reads whole row groups.
-    - `compression`: any codec of Parquet.
+    - `compression`: any codec of Parquet. `"zstd"` makes text a third smaller than `"lz4"`, and
+        takes twice as long to read.
 
     **Returns:**
 
@@ -130,6 +131,7 @@ def group(
             folder,
             {
                 "examples_in": keyed.examples_in,
+                "num_ungrouped": keyed.skipped.count,
                 **_told_skips(examples.skipped, keyed.skipped),
                 **written,
                 "schema": describe_schema(keyed.schema),

@@ -103,12 +103,12 @@ def text_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """
     if array.null_count:
         array = array.fill_null("")
-    if not pa.types.is_large_string(array.type):
-        array = array.cast(pa.large_string())
+    wide = pa.types.is_large_string(array.type)
     _, offset_buffer, data = array.buffers()
     if offset_buffer is None or len(array) == 0:
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-    offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
+    every_offset = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets = every_offset[array.offset : array.offset + len(array) + 1].astype(np.int64)
     everything = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return everything[offsets[0] : offsets[-1]], offsets - offsets[0]
 

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,10 @@ class Index:
                 f"The index {path} is missing or damaged ({error}). Group the source again."
             ) from error
         self._chunks = [file.get_batch(number) for number in range(file.num_record_batches)]
+        # Views of the mapped file, not copies.
+        self._numbers = [
+            [column.to_numpy() for column in chunk.columns[1:]] for chunk in self._chunks
+        ]
 
     def raw_id(self, position: int) -> str | int | bytes:
         """The value of the id column at a position."""
@@ -48,8 +52,14 @@ class Index:
     def entry(self, position: int) -> Entry:
         """The index entry at a position."""
         chunk, row = divmod(position, INDEX_CHUNK)
-        columns = self._chunks[chunk].columns[1:]
-        return Entry(*(column[row].as_py() for column in columns))
+        return Entry(*(int(column[row]) for column in self._numbers[chunk]))
+
+    def id_column(self, positions: np.ndarray | None) -> pa.Array:
+        """The values of the id column, all or those at some positions."""
+        chunks = [chunk.column(0) for chunk in self._chunks]
+        whole = pa.chunked_array(chunks)
+        some = whole if positions is None else whole.take(pa.array(positions))
+        return some.combine_chunks()
 
     def column(self, name: str) -> np.ndarray:
         """One number per group, for all groups."""
@@ -71,13 +81,18 @@ class ParquetRows:
         self._shard_files = shard_files
         self._lock = threading.Lock()
         self._files: OrderedDict[int, tuple[pq.ParquetFile, np.ndarray]] = OrderedDict()
-        self._kept: OrderedDict[tuple[int, int], pa.RecordBatch] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], pa.RecordBatch] = OrderedDict()
 
     def __reduce__(self):
         return ParquetRows, (self._folder, self._shard_files)
 
-    def read(self, shard: int, first_row: int, count: int) -> Iterator[pa.RecordBatch]:
-        """`count` rows from a place on, across row groups and shards, without the group column."""
+    def read(
+        self, shard: int, first_row: int, count: int, columns: tuple[str, ...] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """`count` rows from a place on, across row groups and shards.
+
+        All columns but the group's, or the given ones.
+        """
         while count:
             with self._lock:
                 starts = self._file(shard)[1]
@@ -85,7 +100,7 @@ class ParquetRows:
                     shard, first_row = shard + 1, 0
                     continue
                 number = int(np.searchsorted(starts, first_row, "right")) - 1
-                rows = self._row_group(shard, number)
+                rows = self._row_group(shard, number, columns)
             offset = first_row - int(starts[number])
             part = rows.slice(offset, count)
             yield part
@@ -116,13 +131,18 @@ class ParquetRows:
             self._files.popitem(last=False)[1][0].close()
         return self._files[shard]
 
-    def _row_group(self, shard: int, number: int) -> pa.RecordBatch:
-        key = shard, number
+    def _row_group(
+        self, shard: int, number: int, columns: tuple[str, ...] | None
+    ) -> pa.RecordBatch:
+        key = shard, number, columns
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         file = self._file(shard)[0]
-        names = [name for name in file.schema_arrow.names if name != GROUP_COLUMN]
+        if columns is None:
+            names = [name for name in file.schema_arrow.names if name != GROUP_COLUMN]
+        else:
+            names = list(columns)
         try:
             table = file.read_row_group(number, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as error:
@@ -143,10 +163,13 @@ class MemoryRows:
     def __init__(self, shards: list[pa.Table]):
         self._shards = shards
 
-    def read(self, shard: int, first_row: int, count: int) -> Iterator[pa.RecordBatch]:
-        """`count` rows from a place on, across shards."""
+    def read(
+        self, shard: int, first_row: int, count: int, columns: tuple[str, ...] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """`count` rows from a place on, across shards; all columns, or the given ones."""
         while count:
             part = self._shards[shard].slice(first_row, count)
+            part = part if columns is None else part.select(columns)
             yield from part.to_batches()
             count -= part.num_rows
             shard, first_row = shard + 1, 0

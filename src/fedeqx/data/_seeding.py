@@ -58,6 +58,8 @@ def permuted(positions: np.ndarray, size: int, *context: int | str | bytes) -> n
 
 def permuted_range(start: int, stop: int, size: int, *context: int | str | bytes) -> np.ndarray:
     """`permuted(np.arange(start, stop), size, *context)`, quick to ask for in small pieces."""
+    if start == stop:
+        return np.zeros(0, np.int64)
     numbers = range(start // _BLOCK, -(-stop // _BLOCK))
     whole = [_permuted_block(number, size, context) for number in numbers]
     first = start - numbers.start * _BLOCK

@@ -51,7 +51,10 @@ def token_chunks(texts: Iterable[pa.Array]) -> Iterator[np.ndarray]:
         data, offsets = text_bytes(column)
         if len(offsets) == 1:
             continue
-        tokens = np.insert(data.astype(np.uint16), offsets[:-1], SEPARATOR)
+        tokens = np.full(len(data) + len(offsets) - 1, SEPARATOR, np.uint16)
+        is_byte = np.ones(len(tokens), bool)
+        is_byte[offsets[:-1] + np.arange(len(offsets) - 1)] = False
+        tokens[is_byte] = data
         yield tokens[1:] if first else tokens
         first = False
 

@@ -19,7 +19,7 @@ class WriterOptions(NamedTuple):
 
     shard_bytes: int = 256 << 20
     row_group_bytes: int = 256 << 10
-    compression: str = "zstd"
+    compression: str = "lz4"
 
 
 @final
