@@ -1,4 +1,4 @@
-"""Every job of the project: `nox -s demo`, `tests`, `lint`, `typecheck`, `bench`."""
+"""Every job of the project: `nox -s demo`, `tests`, `slow`, `lint`, `typecheck`, `bench`."""
 
 import nox
 
@@ -26,6 +26,13 @@ def tests(session: nox.Session) -> None:
     """All tests, on eight simulated devices: `nox -s tests -- tests/data -k stream`."""
     session.install("-e", ".[plot]", *_group("test"))
     session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that `tests` leaves out for time: more combinations of the same kinds."""
+    session.install("-e", ".[plot]", *_group("test"))
+    session.run("pytest", "-n", "2", "-m", "slow", *session.posargs)
 
 
 @nox.session

@@ -149,7 +149,7 @@ def measure(devices: int, cohorts: list[int], repeats: int) -> None:
 
 def build(cohort: int):
     """The round in both libraries, as functions of (parameters, data)."""
-    import drjax
+    import drjax  # pyright: ignore[reportMissingImports]
     import equinox as eqx
     import jax
     import numpy as np

@@ -12,7 +12,7 @@ def records():
         yield {"user": f"user-{i % 7}", "text": f"message {i}: " + "hello " * (i % 5)}
 
 
-def main() -> list[str]:
+def main() -> list:
     with tempfile.TemporaryDirectory() as folder:
         dataset = fx.data.group(records(), by="user", out=Path(folder) / "grouped")
         print(dataset.num_groups, "groups of", dataset.num_examples, "examples")

@@ -11,6 +11,7 @@ import pytest
 from learning.helpers import (
     ROUNDS,
     STEPS,
+    NpAdam,
     NpSGD,
     cohort_of,
     make_rounds,
@@ -131,7 +132,6 @@ SCHEDULES = {
     "piecewise": optax.piecewise_constant_schedule(0.3, {3: 0.5, 7: 0.1}),
     "by_hand": lambda step: 0.3 / (1 + step),
 }
-each_schedule = pytest.mark.parametrize("name", SCHEDULES)
 
 
 def np_schedule(name: str):
@@ -140,7 +140,16 @@ def np_schedule(name: str):
     return lambda t: values[t]
 
 
-@each_schedule
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_evaluated_at_the_step_that_update_is_told(name):
+    optimizer, zeros = Optimizer(optax.sgd, learning_rate=SCHEDULES[name]), jnp.zeros(3)
+    state = optimizer.init(zeros)
+    for t in (7, 0, 3, 11):
+        found, state = optimizer.update(jnp.ones(3), state, zeros, step_of(t))
+        np.testing.assert_allclose(found, -np_schedule(name)(t), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["exponential", "by_hand"])
 def test_a_client_schedule_counts_local_steps_over_all_rounds(name):
     """Padding counts too: step `i` of round `r` is `steps * r + i` for every client."""
     rounds = make_rounds()
@@ -156,7 +165,7 @@ def test_a_client_schedule_counts_local_steps_over_all_rounds(name):
     assert np.abs(restarted[-1] - expected[-1]).max() > 1e-4
 
 
-@each_schedule
+@pytest.mark.parametrize("name", ["warmup_cosine", "by_hand"])
 def test_a_server_schedule_counts_the_rounds_that_changed_the_model(name):
     rounds = make_rounds()
     num_examples = rounds.num_examples.copy()
@@ -187,25 +196,66 @@ def slopes(loss, *at: float) -> list[float]:
     return [(loss(*(at + axis)) - loss(*(at - axis))) / (2 * eps) for axis in axes]
 
 
-def np_decay_loss(rate: float, power: float) -> float:
-    schedule = lambda t: rate * (1.0 + t) ** -power
-    _, reports = np_fedavg(start(), make_rounds(), NpSGD(schedule), NpSGD(1.0))
-    return reports[-1, 0]
+def np_decay_loss(rate: float, power: float, server_rate: float) -> float:
+    client = NpSGD(lambda t: rate * (1.0 + t) ** -power)
+    server = NpSGD(lambda t: server_rate / (1.0 + t))
+    return np_fedavg(start(), make_rounds(), client, server)[1][-1, 0]
 
 
-@pytest.mark.parametrize("closure", [False, True])
-def test_the_numbers_of_a_schedule_have_hypergradients(closure):
-    """Whether it is a module that holds them or a function that closes over them."""
+def test_the_numbers_of_a_schedule_have_hypergradients():
+    """Of a module that holds them at the clients, of a function closed over them at the server."""
 
-    def loss(numbers):
-        decay = Decay(*numbers)
-        optimizer = Optimizer(
-            optax.sgd, learning_rate=(lambda step: decay(step)) if closure else decay
+    def loss(rate, power, server_rate):
+        server = lambda step: server_rate / (1.0 + step)
+        algorithm = FedAvg(
+            neuron_loss,
+            client_optimizer=Optimizer(optax.sgd, learning_rate=Decay(rate, power)),
+            server_optimizer=Optimizer(optax.sgd, learning_rate=server),
         )
-        algorithm = FedAvg(neuron_loss, client_optimizer=optimizer)
         _, reports = run(algorithm, model_of(start()), cohort_of(make_rounds()))
         return reports.client.loss[ROUNDS - 1]
 
-    with jax.numpy_dtype_promotion("standard"):  # the schedule adds a count to a float
-        found = jax.jit(jax.grad(loss))((jnp.array(0.4), jnp.array(0.5)))
-    np.testing.assert_allclose(found, slopes(np_decay_loss, 0.4, 0.5), rtol=1e-4)
+    at = 0.4, 0.5, 0.9
+    with jax.numpy_dtype_promotion("standard"):  # these schedules add a count to a float
+        found = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*map(jnp.array, at))
+    np.testing.assert_allclose(found, slopes(np_decay_loss, *at), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "promotion",
+    [
+        "standard",
+        pytest.param(
+            "strict",
+            marks=pytest.mark.xfail(
+                raises=jax.dtypes.TypePromotionError,
+                reason="JAX's own second derivative of `b1 ** count` mixes an int and a float",
+            ),
+        ),
+    ],
+)
+def test_second_derivatives_by_a_hyperparameter_of_adam(promotion):
+    def moved(b1):
+        optimizer = Optimizer(optax.adam, learning_rate=0.1, b1=b1, eps=0.1)
+
+        def step(carry, n):
+            scale = 1.0 + n.astype(jnp.float32)
+            return optimizer.update(scale * gradients(0)["w"], carry[1], carry[0], n), None
+
+        carry = (jnp.zeros(3), optimizer.init(jnp.zeros(3)))
+        (found, _), _ = jax.lax.scan(step, carry, jnp.arange(3, dtype=jnp.int32))
+        return found[0] + found[1] ** 2
+
+    def np_moved(b1):
+        optimizer, found = NpAdam(0.1, b1, eps=0.1), np.zeros(3)
+        state = optimizer.init(found)
+        for n in range(3):
+            grads = (1.0 + n) * np.array([0.3, -2.0, 1.0])
+            found, state = optimizer.step(found, grads, state, n)
+        return found[0] + found[1] ** 2
+
+    with jax.numpy_dtype_promotion(promotion):
+        found = jax.jit(jax.hessian(moved))(jnp.array(0.8))
+    eps = 1e-4
+    expected = (np_moved(0.8 + eps) - 2 * np_moved(0.8) + np_moved(0.8 - eps)) / eps**2
+    np.testing.assert_allclose(found, expected, rtol=1e-3)

@@ -11,6 +11,7 @@ from learning.helpers import (
     ALGORITHMS,
     CLIENTS,
     ROUNDS,
+    Outcome,
     assert_oracles,
     assert_oracles_gradients,
     assert_same_outcome,
@@ -46,16 +47,27 @@ def test_vmap_sweeps_each_hyperparameter(entry):
     assert len(np.unique(params_of(states.model)[:, -1, 0])) == 3
 
 
-@each_algorithm
+@pytest.mark.parametrize("entry", ALGORITHMS[1::4], ids=lambda entry: entry.name)
 def test_a_mesh_that_the_cohort_does_not_divide_changes_nothing(entry):
-    rounds, devices = make_rounds(), 4
-    assert CLIENTS % devices
-    expected = outcome(entry, rounds)
-    mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
-    with jax.set_mesh(mesh), traces() as count:
+    """Values, reports and all gradients."""
+    rounds, expected = make_rounds(), outcome(entry, make_rounds())
+    with jax.set_mesh(four_devices()), traces() as count:
         found = outcome(entry, rounds)
     assert count == [1]  # anew, for the mesh
     assert_same_outcome(entry, found, expected, rtol=1e-4)
+
+
+@each_algorithm
+def test_values_on_a_mesh_are_the_oracles(entry):
+    rounds = make_rounds()
+    with jax.set_mesh(four_devices()):
+        found = eqx.filter_jit(run)(entry.algorithm(), model_of(start()), cohort_of(rounds))
+    assert_oracles(entry, Outcome(*found, None, None), rounds)
+
+
+def four_devices():
+    assert CLIENTS % 4
+    return jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -89,7 +101,7 @@ def _norm64(entry, rounds):
     return (entry.expected(start(), rounds)[1][:, -1],)
 
 
-@each_algorithm
+@pytest.mark.parametrize("entry", ALGORITHMS[-2:], ids=lambda entry: entry.name)
 def test_without_jit_and_at_one_client(entry):
     """A cohort of one is its client; NumPy arrays are as good as JAX's."""
     rounds = make_rounds()
@@ -116,8 +128,7 @@ def test_a_state_has_one_type_through_all_rounds(entry):
     assert jtu.tree_map(kind, jax.eval_shape(step, state)) == jtu.tree_map(kind, state)
 
 
-@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
-def test_forward_and_reverse_mode_agree(mode):
+def test_forward_and_reverse_mode_agree():
     """Through Adam at the clients, whose derivative has a rule of its own."""
     entry, rounds = ALGORITHMS[2], make_rounds()
 
@@ -125,6 +136,6 @@ def test_forward_and_reverse_mode_agree(mode):
         _, reports = run(entry.algorithm(rate=rate), model_of(start()), cohort_of(rounds))
         return reports.client.loss[-1]
 
-    found = jax.jit(mode(loss))(jnp.asarray(entry.hyper["rate"]))
+    found = jax.jit(jax.jacfwd(loss))(jnp.asarray(entry.hyper["rate"]))
     expected = outcome(entry, rounds).by_algorithm.round.work.optimizer
     np.testing.assert_allclose(found, expected.hyperparameters["learning_rate"], rtol=1e-4)

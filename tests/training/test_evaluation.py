@@ -36,9 +36,8 @@ def problem():
 
     tuning, held_out = batches(), batches()
     mask = np.arange(STEPS)[None] < np.array([3, 2, 1, 0, 3])[:, None]
-    data = ClientData(
-        tuning, mask, mask.sum(1).astype(np.int32), np.arange(CLIENTS, dtype=np.uint32)
-    )
+    numbers = (tuning, mask, mask.sum(1).astype(np.int32), np.arange(CLIENTS, dtype=np.uint32))
+    data = ClientData._make(numbers)
     return np.array([0.5, -1.0], np.float32), data, held_out
 
 
