@@ -11,6 +11,7 @@ from ._grouping import Progress as Progress
 from ._grouping import group as group
 from ._json_lines import JsonLinesSource as JsonLinesSource
 from ._layout import DatasetFormatError as DatasetFormatError
+from ._nested import nested as nested
 from ._parquet import ParquetSource as ParquetSource
 from ._partition import AbstractDirectPartition as AbstractDirectPartition
 from ._partition import AbstractPartition as AbstractPartition
@@ -27,7 +28,6 @@ from ._records import RecordSource as RecordSource
 from ._simulated import dirichlet as dirichlet
 from ._simulated import iid as iid
 from ._simulated import lognormal as lognormal
-from ._simulated import nested as nested
 from ._simulated import pachinko as pachinko
 from ._simulated import power_law as power_law
 from ._simulated import shards as shards

@@ -70,8 +70,8 @@ def read_client(group: Group, number: int, options: ClientOptions) -> Client:
 
 
 class _Draw:
-    """Keeps `steps` batches of a stream of them, uniformly at random; all of them while they "
-    "fit."""
+    """Keeps `steps` batches of a stream of them, uniformly at random; all of them while they
+    fit."""
 
     def __init__(self, steps: int, context: tuple[int | str | bytes, ...] | None):
         """`context` is what the choice is a function of; `None` where all batches will fit."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from ._ids import tags_of
 from ._layout import GROUP_COLUMN
 from ._measure import measure
+from ._nested import Nested
 from ._partition import (
     AbstractDirectPartition,
     AbstractPartition,
@@ -17,7 +18,6 @@ from ._partition import (
     Problem,
 )
 from ._planned import AbstractPlannedPartition, AbstractPlanner, NestedPlanner, SimplePlanner
-from ._simulated import Nested
 from ._sorting import FRONT
 from ._sources import AbstractSource, Skips, SourceError
 from ._types import storable

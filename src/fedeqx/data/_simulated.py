@@ -7,7 +7,8 @@ from typing import Any, final
 
 import numpy as np
 
-from ._partition import AbstractPartition, PartitionError
+from ._dealing import apportion, draw_dirichlet, draw_without_replacement, renormalized
+from ._partition import PartitionError
 from ._planned import AbstractPlannedPartition, Assignment, Context, Labels
 from ._seeding import generator, permuted
 
@@ -142,10 +143,10 @@ class Dirichlet(_AbstractDealt):
         prior = totals / totals.sum()
 
         def mixture() -> Callable[[np.ndarray], np.ndarray]:
-            shares = _dirichlet(random, self.alpha * prior * len(values))
-            return lambda left: _renormalized(shares, left > 0)
+            shares = draw_dirichlet(random, self.alpha * prior * len(values))
+            return lambda left: renormalized(shares, left > 0)
 
-        return codes, _draw_without_replacement(self.num_groups, totals, mixture, random)
+        return codes, draw_without_replacement(self.num_groups, totals, mixture, random)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "dirichlet", **asdict(self)}
@@ -177,24 +178,24 @@ class Pachinko(_AbstractDealt):
         totals = np.bincount(fine, minlength=len(fine_values))
 
         def mixture() -> Callable[[np.ndarray], np.ndarray]:
-            root = _dirichlet(random, np.full(len(coarse_values), self.alpha))
+            root = draw_dirichlet(random, np.full(len(coarse_values), self.alpha))
             inner = np.zeros(len(fine_values))
             for children in belongs:
-                inner[children] = _dirichlet(random, np.full(children.sum(), self.beta))
+                inner[children] = draw_dirichlet(random, np.full(children.sum(), self.beta))
 
             def shares(left: np.ndarray) -> np.ndarray:
                 # A label that has run out leaves its share to those of the same coarse label.
                 open_coarse = (belongs & (left > 0)).any(1)
-                tops = _renormalized(root, open_coarse)
+                tops = renormalized(root, open_coarse)
                 leaves = np.zeros(len(fine_values))
                 for top, children in zip(tops, belongs, strict=True):
                     if top:
-                        leaves[children] = top * _renormalized(inner[children], left[children] > 0)
+                        leaves[children] = top * renormalized(inner[children], left[children] > 0)
                 return leaves
 
             return shares
 
-        return fine, _draw_without_replacement(self.num_groups, totals, mixture, random)
+        return fine, draw_without_replacement(self.num_groups, totals, mixture, random)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "pachinko", **asdict(self)}
@@ -247,23 +248,6 @@ class Shards(AbstractPlannedPartition):
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "shards", **asdict(self)}
-
-
-@final
-@dataclass(frozen=True)
-class Nested(AbstractPartition):
-    """See `nested`."""
-
-    outer: AbstractPartition
-    inner: AbstractPartition
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "nested",
-            "outer": self.outer.describe(),
-            "inner": self.inner.describe(),
-            "seed": None,
-        }
 
 
 def iid(num_groups: int, *, seed: int) -> Iid:
@@ -402,83 +386,3 @@ def shards(label: str, num_groups: int, *, shards_per_group: int = 2, seed: int)
     """
     _check("shards", num_groups=num_groups, shards_per_group=shards_per_group)
     return Shards(label, num_groups, shards_per_group, seed)
-
-
-def nested(outer: AbstractPartition, inner: AbstractPartition) -> Nested:
-    """Split the groups of one partition by another, each group on its own.
-
-    **Arguments:**
-
-    - `outer`: the partition into the larger groups.
-    - `inner`: the partition within each of them; its random choices differ from group to group.
-
-    **Returns:**
-
-    A partition whose ids are texts such as `'["en.wikipedia.org", 3]'`: JSON lists of the two ids.
-    It holds some sixteen bytes per example in memory.
-
-    !!! Example
-
-        ```python
-        by = fx.data.nested(fx.data.by_field("country"), fx.data.iid(10, seed=0))
-        ```
-    """
-    for partition in (outer, inner):
-        if not isinstance(partition, AbstractPartition) or isinstance(partition, Nested):
-            raise TypeError(
-                f"nested(...) takes two partitions that are not nested themselves; found "
-                f"{partition!r}. Make one with fx.data.by_field, fx.data.iid or another of them."
-            )
-    return Nested(outer, inner)
-
-
-def apportion(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers in proportion to weights, with exactly this sum (largest remainders)."""
-    exact = weights / weights.sum() * total
-    whole = np.floor(exact).astype(np.int64)
-    missing = total - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
-    return whole
-
-
-def _dirichlet(random: np.random.Generator, alpha: np.ndarray) -> np.ndarray:
-    """A Dirichlet draw that stays finite where NumPy's underflows to 0/0: at tiny "
-    "concentrations."""
-    # log Gamma(a) = log Gamma(a + 1) + log(U) / a, normalized in logarithms.
-    logs = np.log(random.standard_gamma(alpha + 1)) + np.log(random.random(len(alpha))) / alpha
-    shares = np.exp(logs - logs.max())
-    return shares / shares.sum()
-
-
-def _renormalized(shares: np.ndarray, possible: np.ndarray) -> np.ndarray:
-    kept = np.where(possible, shares, 0.0)
-    if kept.sum() < 1e-290:
-        # The shares of all that is left have vanished in floating point.
-        kept = possible.astype(float)
-    return kept / kept.sum() if kept.any() else kept
-
-
-def _draw_without_replacement(
-    num_groups: int,
-    totals: np.ndarray,
-    mixture: Callable[[], Callable[[np.ndarray], np.ndarray]],
-    random: np.random.Generator,
-) -> np.ndarray:
-    """Counts [groups, labels]: each group in turn draws its share from what the others left.
-
-    `mixture()` makes a group's distribution: a function from what is left of each label to the
-    labels' probabilities.
-    """
-    left = totals.astype(np.int64).copy()
-    size = int(left.sum())
-    counts = np.zeros((num_groups, len(totals)), np.int64)
-    bounds = np.arange(num_groups + 1) * size // num_groups
-    for group, wanted in enumerate(np.diff(bounds)):
-        shares = mixture()
-        missing = int(wanted)
-        while missing:
-            drawn = np.minimum(random.multinomial(missing, shares(left)), left)
-            counts[group] += drawn
-            left -= drawn
-            missing -= int(drawn.sum())
-    return counts

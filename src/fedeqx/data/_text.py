@@ -18,8 +18,8 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode_bytes(tokens: np.ndarray | Iterable[int]) -> str:
-    """The text of byte-level tokens; a separator is shown as a line feed, broken UTF-8 as "
-    "U+FFFD."""
+    """The text of byte-level tokens; a separator is shown as a line feed, broken UTF-8 as
+    U+FFFD."""
     values = [10 if token == SEPARATOR else int(token) for token in tokens]
     return bytes(values).decode("utf-8", "replace")
 
