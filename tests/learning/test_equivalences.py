@@ -132,7 +132,7 @@ def test_client_work_runs_alone():
         loss, gradient = np_loss_and_grad(local, rounds.x[0, s], rounds.y[0, s])
         local, losses = local - 0.3 * gradient, [*losses, loss]
     np.testing.assert_allclose(params_of(update), local - start(), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(report, [np.mean(losses), len(losses)], rtol=1e-6)
+    np.testing.assert_allclose(report, np.array([np.mean(losses), len(losses)]), rtol=1e-6)
 
 
 def test_client_work_without_a_real_step_is_none():

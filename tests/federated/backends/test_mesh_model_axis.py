@@ -241,6 +241,9 @@ def _like_params(state, params):
     return (adam, *jax.tree.map(lambda _: replicated, tuple(rest)))
 
 
+@pytest.mark.xfail(
+    jax.__version_info__ < (0, 11), reason="JAX 0.10 lets XLA gather an explicit model axis"
+)
 def test_server_state_keeps_its_type_on_an_explicit_axis():
     """There the type says it, through broadcast, client work and mean."""
     mesh = make_mesh("clients=2! model=2!")
