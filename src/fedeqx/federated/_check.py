@@ -20,7 +20,15 @@ import numpy as np
 from jaxtyping import AbstractArray, PyTree, jaxtyped
 from jaxtyping._storage import get_shape_memo, set_shape_memo  # no public name takes a binding back
 
-from ._placement import SERVER_MARK, Clients, cohort_size_of, describe, is_array, is_clients
+from ._placement import (
+    SERVER_MARK,
+    Clients,
+    cohort_size_of,
+    describe,
+    is_array,
+    is_clients,
+    is_number,
+)
 
 ArrayTypes = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
 
@@ -229,7 +237,7 @@ def _describe(value: Any, at_clients: bool = False) -> str:
     if at_clients and is_array(value) and len(value.shape) > 0:
         one = describe(jax.ShapeDtypeStruct(value.shape[1:], value.dtype))
         return f"{one} for one client, {describe(value)} stacked"
-    if is_array(value) or isinstance(value, bool | int | float | complex) or value is None:
+    if is_array(value) or is_number(value) or value is None:
         return describe(value) if value is not None else "None"
     if dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict):
         leaves = ", ".join(describe(leaf) for leaf in jtu.tree_leaves(value)[:4])
