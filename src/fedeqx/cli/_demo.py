@@ -20,12 +20,12 @@ class Settings:
 
     seed: int
     rounds: int
-    cohort: int = 16
+    cohort: int = 8
     steps: int = 4
     batch_size: int = 8
     sequence_length: int = 64
     held_out: float = 0.15
-    personal_steps: int = 8
+    personal_steps: int = 4
     depth: int = 5
 
     @property
@@ -60,8 +60,8 @@ def _positive(text: str) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.quick:
-        return Settings(arguments.seed, arguments.rounds or 6, cohort=8, personal_steps=4)
-    return Settings(arguments.seed, arguments.rounds or 32)
+        return Settings(arguments.seed, arguments.rounds or 6, cohort=4, personal_steps=2)
+    return Settings(arguments.seed, arguments.rounds or 28)
 
 
 def run(arguments: argparse.Namespace) -> int:
