@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from .federated import CLIENTS as CLIENTS
     from .federated import SERVER as SERVER
     from .federated import Clients as Clients
+    from .federated import Plan as Plan
+    from .federated import PlanError as PlanError
     from .federated import Server as Server
     from .federated import broadcast as broadcast
     from .federated import client_map as client_map
     from .federated import cohort_size as cohort_size
+    from .federated import plan as plan
     from .federated import program as program
     from .federated import reduce_max as reduce_max
     from .federated import reduce_mean as reduce_mean
@@ -33,6 +36,8 @@ __all__ = [
     "CLIENTS",
     "SERVER",
     "Clients",
+    "Plan",
+    "PlanError",
     "Server",
     "broadcast",
     "client_map",
@@ -40,6 +45,7 @@ __all__ = [
     "data",
     "learning",
     "nn",
+    "plan",
     "program",
     "reduce_max",
     "reduce_mean",

@@ -447,7 +447,8 @@ def test_an_existing_folder_is_kept_unless_overwriting_succeeds(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
 def test_an_interrupted_process_leaves_nothing_that_opens(tmp_path, number):
     code = f"""
-import itertools, fedeqx.data as data
+import itertools, signal, fedeqx.data as data
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 def records():
     for n in itertools.count():
         if n == 20_000:
@@ -455,14 +456,17 @@ def records():
         yield {{"g": n % 100, "t": "x" * 200}}
 data.group(records(), by="g", out={str(tmp_path / "out")!r}, memory_limit="200MB")
 """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    time.sleep(0.2)
-    os.kill(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        time.sleep(0.2)
+        os.kill(process.pid, number)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode != 0
     with pytest.raises(FileNotFoundError):
         data.open(tmp_path / "out")

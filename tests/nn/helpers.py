@@ -1,13 +1,27 @@
 """Small models with parameters from NumPy: nothing is compiled to make them."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedeqx.nn import Transformer, TransformerConfig
+from fedeqx.nn import Transformer, TransformerConfig, next_token_loss
 
 VOCAB = 11
+
+# These programs run for microseconds; LLVM's optimizations would take two thirds of a test.
+quick_jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+apply = quick_jit(lambda model, x: model(x))
+value_and_grad = quick_jit(jax.value_and_grad(next_token_loss))
 
 
 def config(**overrides) -> TransformerConfig:
@@ -17,8 +31,7 @@ def config(**overrides) -> TransformerConfig:
 
 def skeleton(**overrides) -> Transformer:
     """A model of shapes and dtypes alone."""
-    make = lambda key: Transformer(config(**overrides), key=key)
-    return eqx.filter_eval_shape(make, jax.random.key(0))
+    return eqx.filter_eval_shape(Transformer, config(**overrides), key=jax.random.key(0))
 
 
 def random_like(tree, seed=0, scale=1.0):

@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.helpers import apply, assert_close, quick_jit, random_like
 
 from fedeqx.nn import CNN
 
@@ -31,37 +32,32 @@ def _reference(model, image):
     return np.asarray(model.output.weight) @ x + np.asarray(model.output.bias)
 
 
-def test_has_the_parameters_of_the_paper(getkey):
-    model = eqx.filter_eval_shape(lambda k: CNN((1, 28, 28), 10, key=k), getkey())
-    arrays = eqx.filter(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
-    assert sum(leaf.size for leaf in jax.tree.leaves(arrays)) == 1_663_370
+def _random_model(shape, num_classes, stack=()):
+    model = eqx.filter_eval_shape(CNN, shape, num_classes, key=jax.random.key(0))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*stack, *x.shape), x.dtype), model)
+    return random_like(shapes, scale=0.1)
+
+
+def test_has_the_parameters_of_the_paper():
+    model = eqx.filter_eval_shape(CNN, (1, 28, 28), 10, key=jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(model)) == 1_663_370
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 6)])
-def test_agrees_with_numpy(getkey, shape):
-    model = CNN(shape, 10, key=getkey())
-    image = jax.random.normal(getkey(), shape)
-    np.testing.assert_allclose(eqx.filter_jit(model)(image), _reference(model, image), atol=1e-5)
+def test_agrees_with_numpy(shape):
+    model = _random_model(shape, 10)
+    image = random_like(jax.ShapeDtypeStruct(shape, jnp.float32))
+    np.testing.assert_allclose(apply(model, image), _reference(model, image), rtol=1e-5, atol=1e-5)
 
 
-def test_each_client_has_its_own_gradient(getkey):
-    make = lambda key: CNN((1, 8, 8), 3, key=key)
-    models = eqx.filter_vmap(make)(jax.random.split(getkey(), 2))
-    images = jax.random.normal(getkey(), (2, 5, 1, 8, 8))
-
-    @eqx.filter_grad
-    def grad(model, images):
-        return jnp.mean(jnp.square(jax.vmap(model)(images)))
-
-    together = eqx.filter_jit(eqx.filter_vmap(grad))(models, images)
-    single = eqx.filter_jit(grad)
+def test_each_client_has_its_own_gradient():
+    models = _random_model((1, 8, 8), 3, stack=(2,))
+    images = random_like(jax.ShapeDtypeStruct((2, 5, 1, 8, 8), jnp.float32))
+    grad = jax.grad(lambda model, images: jnp.mean(jnp.square(jax.vmap(model)(images))))
+    together = quick_jit(jax.vmap(grad))(models, images)
     for i in range(2):
-        model, expected = jax.tree.map(
-            lambda x, i=i: x[i] if eqx.is_array(x) else x, (models, together)
-        )
-        found = jax.tree.leaves(single(model, images[i]))
-        for x, y in zip(found, jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+        model, expected = jax.tree.map(lambda x, i=i: x[i], (models, together))
+        assert_close(quick_jit(grad)(model, images[i]), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_image_too_small_to_pool_is_named(getkey):

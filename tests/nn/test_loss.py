@@ -1,11 +1,10 @@
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.helpers import random_batch, random_model
+from nn.helpers import assert_close, quick_jit, random_batch, random_model, value_and_grad
 
 from fedeqx.nn import Transformer, TransformerConfig, next_token_loss, next_token_nll
 
@@ -35,7 +34,7 @@ def test_agrees_with_numpy(dtype, density):
     mask = rng.random((4, 5)) < density
     expected, expected_count = _reference(table, tokens, mask)
     batch = {"tokens": tokens, "mask": mask, "weight": np.ones(3)}
-    nll, count = jax.jit(lambda t, b: next_token_nll(_table_model(t), b))(table, batch)
+    nll, count = quick_jit(lambda t, b: next_token_nll(_table_model(t), b))(table, batch)
     assert (nll.dtype, count.dtype) == (jnp.float32, jnp.float32)
     assert count == expected_count
     np.testing.assert_allclose(nll, expected, rtol=1e-5)
@@ -52,7 +51,7 @@ def test_large_logits_do_not_overflow():
 def test_no_real_target_is_zero_with_a_zero_gradient():
     model = random_model()
     batch = {"tokens": jnp.zeros((2, 5), int), "mask": jnp.zeros((2, 4), bool)}
-    loss, grads = eqx.filter_jit(eqx.filter_value_and_grad(next_token_loss))(model, batch)
+    loss, grads = value_and_grad(model, batch)
     assert loss == 0
     for leaf in jax.tree.leaves(grads):
         np.testing.assert_array_equal(leaf, 0)
@@ -64,19 +63,19 @@ def test_padding_changes_neither_loss_nor_gradient():
     short = {"tokens": tokens[:2, :7], "mask": jnp.ones((2, 6), bool)}
     real = (jnp.arange(3)[:, None] < 2) & (jnp.arange(8)[None] < 6)
     padded = {"tokens": tokens, "mask": real}
-    run = eqx.filter_jit(eqx.filter_value_and_grad(next_token_loss))
-    (loss, grads), (padded_loss, padded_grads) = run(model, short), run(model, padded)
+    loss, grads = value_and_grad(model, short)
+    padded_loss, padded_grads = value_and_grad(model, padded)
     np.testing.assert_allclose(padded_loss, loss, rtol=1e-6)
-    for x, y in zip(jax.tree.leaves(grads), jax.tree.leaves(padded_grads), strict=True):
-        np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-6)
+    assert_close(padded_grads, grads, rtol=1e-4, atol=1e-6)
 
 
 def test_the_first_predictions_are_nearly_uniform(getkey):
-    model = Transformer(TransformerConfig.preset("tiny"), key=getkey())
-    tokens = jax.random.randint(getkey(), (2, 33), 0, 257)
-    loss = eqx.filter_jit(next_token_loss)(
-        model, {"tokens": tokens, "mask": jnp.ones((2, 32), bool)}
-    )
+    config = TransformerConfig.preset("tiny")
+    batch = {
+        "tokens": jax.random.randint(getkey(), (2, 33), 0, 257),
+        "mask": np.ones((2, 32), bool),
+    }
+    loss = quick_jit(lambda key: next_token_loss(Transformer(config, key=key), batch))(getkey())
     assert loss == pytest.approx(math.log(257), abs=0.1)
 
 

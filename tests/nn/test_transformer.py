@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 from nn.helpers import (
     VOCAB,
+    apply,
     assert_close,
     config,
+    quick_jit,
     random_batch,
     random_like,
     random_model,
     skeleton,
+    value_and_grad,
     with_config,
 )
 
@@ -22,7 +25,6 @@ _VARIANTS = [
     {"mlp": "swiglu", "num_kv_heads": 2, "tie_embedding": False, "remat": "full"},
     {"compute_dtype": "bfloat16", "remat": "none"},
 ]
-_value_and_grad = jax.jit(jax.value_and_grad(next_token_loss))
 
 
 def _tokens(size, seed=0):
@@ -31,11 +33,11 @@ def _tokens(size, seed=0):
 
 @pytest.mark.parametrize("overrides", _VARIANTS)
 def test_no_token_changes_an_earlier_row(overrides):
-    model = eqx.filter_jit(random_model(**overrides))
+    model = random_model(**overrides)
     tokens = _tokens(8)
-    logits = np.asarray(model(tokens))
+    logits = np.asarray(apply(model, tokens))
     for t in range(8):
-        changed = np.asarray(model(tokens.at[t].set((tokens[t] + 1) % VOCAB)))
+        changed = np.asarray(apply(model, tokens.at[t].set((tokens[t] + 1) % VOCAB)))
         np.testing.assert_array_equal(changed[:t], logits[:t])
         assert all(np.any(changed[row] != logits[row]) for row in range(t, 8))
 
@@ -53,8 +55,8 @@ def test_rotated_scores_depend_on_the_distance_alone(getkey):
 
 def test_the_order_of_earlier_tokens_matters():
     # One block without positions would see them as a set.
-    model = eqx.filter_jit(random_model(depth=1))
-    one, other = model(jnp.array([1, 2, 3])), model(jnp.array([2, 1, 3]))
+    model = random_model(depth=1)
+    one, other = (apply(model, jnp.array(x)) for x in ([1, 2, 3], [2, 1, 3]))
     assert np.max(np.abs(one[-1] - other[-1])) > 1e-3
 
 
@@ -67,7 +69,7 @@ def test_grouped_queries_are_repeated_key_and_value_heads():
 
     kv = lambda m: (m.blocks.key, m.blocks.value)
     full = with_config(eqx.tree_at(kv, grouped, [repeat(x) for x in kv(grouped)]))
-    found, expected = eqx.filter_jit(grouped)(_tokens(9)), eqx.filter_jit(full)(_tokens(9))
+    found, expected = apply(grouped, _tokens(9)), apply(full, _tokens(9))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -77,8 +79,8 @@ def test_a_tied_embedding_is_one_parameter_with_two_uses():
     structure = jax.tree.structure(skeleton(tie_embedding=False))
     untied = jax.tree.unflatten(structure, [*jax.tree.leaves(tied), tied.embedding])
     batch = random_batch((2, 7))
-    loss, grads = _value_and_grad(tied, batch)
-    untied_loss, untied_grads = _value_and_grad(untied, batch)
+    loss, grads = value_and_grad(tied, batch)
+    untied_loss, untied_grads = value_and_grad(untied, batch)
     np.testing.assert_allclose(loss, untied_loss, rtol=1e-6)
     both = untied_grads.embedding + untied_grads.head
     np.testing.assert_allclose(grads.embedding, both, rtol=1e-4, atol=1e-6)
@@ -96,8 +98,8 @@ def test_the_scan_is_a_loop_over_blocks(remat):
         return jnp.sum(jnp.sin(x @ model.embedding.T))
 
     scanned = lambda model: jnp.sum(jnp.sin(model(tokens)))
-    expected = jax.jit(jax.value_and_grad(looped))(model)
-    found = jax.jit(jax.value_and_grad(scanned))(model)
+    expected = quick_jit(jax.value_and_grad(looped))(model)
+    found = quick_jit(jax.value_and_grad(scanned))(model)
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -114,12 +116,12 @@ def test_remat_keeps_less_for_the_backward_pass():
 
 def test_bfloat16_is_for_matrix_products_alone():
     model, tokens = random_model(compute_dtype="bfloat16", mlp="swiglu"), _tokens(7)
-    logits = eqx.filter_jit(model)(tokens)
+    logits = apply(model, tokens)
     assert logits.dtype == jnp.float32
-    result = _value_and_grad(model, random_batch((2, 7)))
+    result = value_and_grad(model, random_batch((2, 7)))
     assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype("float32")}
 
-    error = np.abs(eqx.filter_jit(with_config(model, mlp="swiglu"))(tokens) - logits)
+    error = np.abs(apply(with_config(model, mlp="swiglu"), tokens) - logits)
     assert 0 < error.max() < 0.05 * np.abs(logits).max()
 
     lines = str(jax.make_jaxpr(model)(tokens)).splitlines()
@@ -137,33 +139,34 @@ def test_derivatives_agree_with_finite_differences():
     model = random_model(mlp="swiglu", num_kv_heads=2, tie_embedding=False)
     direction = random_like(model, seed=1)
     batch = random_batch((3, 9))
-    loss = jax.jit(lambda model: next_token_loss(model, batch))
     along = lambda x: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, x, direction)))
-    slope = jax.jit(lambda model: along(jax.grad(loss)(model)))
+    loss = lambda model: next_token_loss(model, batch)
+    slope = lambda model: along(jax.grad(loss)(model))
+    forward = lambda fn: quick_jit(lambda model: jax.jvp(fn, (model,), (direction,))[1])
 
     def difference(fn, step=1e-3):
         # Five points: in float32 the step cannot be small enough for three.
+        fn = quick_jit(fn)
         move = lambda step: fn(jax.tree.map(lambda x, d: x + step * d, model, direction))
         wide = move(2 * step) - move(-2 * step)
         return (8 * (move(step) - move(-step)) - wide) / (12 * step)
 
     expected = difference(loss)
-    np.testing.assert_allclose(slope(model), expected, rtol=5e-3)
-    np.testing.assert_allclose(jax.jvp(loss, (model,), (direction,))[1], expected, rtol=5e-3)
+    np.testing.assert_allclose(quick_jit(slope)(model), expected, rtol=5e-3)
+    np.testing.assert_allclose(forward(loss)(model), expected, rtol=5e-3)
 
     expected = difference(slope)
-    forward_over_reverse = jax.jvp(slope, (model,), (direction,))[1]
-    reverse_over_reverse = along(jax.grad(slope)(model))
-    np.testing.assert_allclose(forward_over_reverse, expected, rtol=5e-3)
-    np.testing.assert_allclose(reverse_over_reverse, expected, rtol=5e-3)
+    np.testing.assert_allclose(forward(slope)(model), expected, rtol=5e-3)
+    reverse_over_reverse = quick_jit(lambda model: along(jax.grad(slope)(model)))
+    np.testing.assert_allclose(reverse_over_reverse(model), expected, rtol=5e-3)
 
 
 def test_each_client_has_its_own_parameters_and_gradient():
     models, batches = random_model(stack=(3,)), random_batch((3, 2, 7))
-    together = jax.jit(jax.vmap(jax.value_and_grad(next_token_loss)))(models, batches)
+    together = quick_jit(jax.vmap(jax.value_and_grad(next_token_loss)))(models, batches)
     for i in range(3):
         model, batch, expected = jax.tree.map(lambda x, i=i: x[i], (models, batches, together))
-        assert_close(_value_and_grad(model, batch), expected, rtol=1e-4, atol=1e-5)
+        assert_close(value_and_grad(model, batch), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_one_trace_serves_every_call(getkey):

@@ -60,7 +60,8 @@ def _positive(text: str) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.quick:
-        return Settings(arguments.seed, arguments.rounds or 6, cohort=4, personal_steps=2)
+        rounds = arguments.rounds or 6
+        return Settings(arguments.seed, rounds, cohort=4, held_out=0.05, personal_steps=2)
     return Settings(arguments.seed, arguments.rounds or 28)
 
 

@@ -12,3 +12,6 @@ from ._placement import SERVER as SERVER
 from ._placement import Clients as Clients
 from ._placement import Server as Server
 from ._program import program as program
+from .plan import Plan as Plan
+from .plan import PlanError as PlanError
+from .plan import plan as plan

@@ -11,6 +11,8 @@ from jaxtyping import Array
 
 from . import _local, _mesh
 from ._local import accumulator_dtype as accumulator_dtype
+from ._local import plan_scope as plan_scope
+from ._local import planning as planning
 from ._mesh import AnyMesh as AnyMesh
 from ._mesh import ambient_mesh as ambient_mesh
 from ._mesh import mesh_scope as mesh_scope

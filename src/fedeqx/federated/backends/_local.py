@@ -1,5 +1,10 @@
-"""One device: clients are an array axis, mapped by `vmap`."""
+"""One device: clients are an array axis, mapped by `vmap`.
 
+While a plan is made, a cohort of one client is not mapped at all: what is traced then is what one
+client runs.
+"""
+
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 _ONE_CLIENT = "fedeqx.client"
+# `None`, `"plan"`, or `"client"` within a client's computation in a plan. A context of JAX's own:
+# a function that is jitted inside of a program is traced anew for a plan.
+_tracing = jax.make_user_context(None)
 KINDS = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 
 
@@ -35,12 +43,27 @@ def reduce(xs: Sequence[Array], kind: str) -> list[Array]:
 
 
 def map_clients(fn: Callable[..., Sequence[Array]], xs: Sequence[Array]) -> Sequence[Array]:
+    if planning() and all(x.shape[0] == 1 for x in xs):
+        with _tracing("client"):
+            outs = fn(*(jax.lax.squeeze(x, [0]) for x in xs))
+            return [jax.lax.expand_dims(jnp.asarray(out), [0]) for out in outs]
     return jax.vmap(fn, axis_name=_ONE_CLIENT)(*xs)
+
+
+def plan_scope() -> contextlib.AbstractContextManager[Any]:
+    """Until the block ends, programs are traced to be planned: without a mesh, client by client."""
+    return _tracing("plan")
+
+
+def planning() -> bool:
+    return _tracing.value == "plan"
 
 
 def on_one_client() -> bool:
     """Whether what is being traced runs on ONE client, by the name of the enclosing `vmap`, which
     `jit` keeps its traces apart by. The backward rule of a `custom_vjp` does not see that name."""
+    if _tracing.value == "client":
+        return True
     try:
         jax.lax.axis_size(_ONE_CLIENT)
     except NameError:

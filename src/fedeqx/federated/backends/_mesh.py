@@ -42,7 +42,7 @@ def ambient_mesh() -> AnyMesh | None:
     `ValueError` if the axis is already manual, or if the program's mesh is not the one that JAX
     was told to use.
     """
-    if _local.on_one_client():
+    if _local.planning() or _local.on_one_client():
         return None
     context = jax.sharding.get_abstract_mesh()
     mesh = _declared.value
