@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .federated import CLIENTS as CLIENTS
     from .federated import SERVER as SERVER
     from .federated import Clients as Clients
+    from .federated import HostClients as HostClients
     from .federated import Plan as Plan
     from .federated import PlanError as PlanError
     from .federated import Server as Server
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .federated import reduce_mean as reduce_mean
     from .federated import reduce_min as reduce_min
     from .federated import reduce_sum as reduce_sum
+    from .federated import stream as stream
 
 __version__ = _version("fedeqx")
 
@@ -36,6 +38,7 @@ __all__ = [
     "CLIENTS",
     "SERVER",
     "Clients",
+    "HostClients",
     "Plan",
     "PlanError",
     "Server",
@@ -51,6 +54,7 @@ __all__ = [
     "reduce_mean",
     "reduce_min",
     "reduce_sum",
+    "stream",
     "training",
 ]
 

@@ -21,6 +21,7 @@ class Case:
     - `oracle`: the same function as a NumPy loop over clients. It gets the arguments in float64 and
         with each `Clients` replaced by its stacked tree, and returns its result in the same form.
     - `differentiable`: the positions of the arguments with respect to which to differentiate.
+    - `plannable`: whether a plan of it exists, right at any cohort size.
     - `forward`: whether forward-mode derivatives exist (they do not through a `custom_vjp`).
     """
 
@@ -30,6 +31,7 @@ class Case:
     oracle: Callable[..., Any]
     differentiable: tuple[int, ...]
     forward: bool = True
+    plannable: bool = True
     rtol: float = 2e-5
 
     def sample(self, clients: int = 7, seed: int = 0) -> tuple[Any, ...]:

@@ -194,6 +194,7 @@ STATISTICS = (
         lambda n, rng: (*_vectors(n, rng), _keys(1, rng)[0]),
         np_server_key_noise,
         (0,),
+        plannable=False,  # it numbers its clients
     ),
     Case("weighted_models", weighted_models, _weighted_models, np_weighted_models, (0, 1)),
     Case(

@@ -11,7 +11,7 @@ cotangent of a broadcast, leaves them out; and what a program sees of a result h
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from .._placement import CLIENTS
 from . import _local
 
 AnyMesh = Mesh | AbstractMesh
+T = TypeVar("T")
 
 # A context of JAX's own: a function that is jitted inside of two programs is traced for each mesh.
 _declared = jax.make_user_context(None)
@@ -75,7 +76,7 @@ def _axis_type(mesh: AnyMesh) -> AxisType:
     return mesh.axis_types[mesh.axis_names.index(CLIENTS)]
 
 
-def _as_typed(mesh: AnyMesh, xs: Sequence[Array]) -> AnyMesh:
+def as_typed(mesh: AnyMesh, xs: Sequence[Array]) -> AnyMesh:
     """The mesh, its axes automatic unless JAX or an operand takes them for explicit.
 
     Only `jax.set_mesh` makes JAX type all values by a mesh. A value typed by one that is merely
@@ -110,7 +111,7 @@ def announce(xs: Sequence[Array], mesh: AnyMesh) -> list[Array]:
     """
     if not isinstance(mesh, Mesh) or not jax.sharding.get_abstract_mesh().empty:
         return list(xs)
-    mesh = _as_typed(mesh, xs)
+    mesh = as_typed(mesh, xs)
     if _axis_type(mesh) == AxisType.Explicit:
         return list(xs)  # the type of an operand tells
     return [_constrain(x, mesh, PartitionSpec.UNCONSTRAINED) for x in xs]
@@ -125,7 +126,7 @@ def _constrain(x: Array, mesh: AnyMesh, first: Any) -> Array:
 
 
 def broadcast(xs: Sequence[Array], size: int, mesh: AnyMesh) -> list[Array]:
-    mesh = _as_typed(mesh, xs)
+    mesh = as_typed(mesh, xs)
     each = padded_size(size, mesh) // mesh.shape[CLIENTS]
     spread = _over_clients(
         lambda *xs: _local.broadcast(xs, each), mesh, PartitionSpec(), PartitionSpec(CLIENTS)
@@ -138,7 +139,7 @@ def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Arr
         if padded_size(size, mesh) != size:
             each = xs[0].shape[0]
             row = jax.lax.axis_index(CLIENTS) * each + jnp.arange(each)
-            xs = tuple(_where_row(row < size, x, _identity(kind, x.dtype)) for x in xs)
+            xs = tuple(where_row(row < size, x, identity(kind, x.dtype)) for x in xs)
         parts = _local.reduce(xs, kind)
         if kind == "sum":
             return jax.lax.psum(tuple(parts), CLIENTS)
@@ -146,7 +147,7 @@ def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Arr
         totals = collective(tuple(_to_ordered(x, kind) for x in parts), CLIENTS)
         return tuple(_from_ordered(t, x.dtype) for t, x in zip(totals, parts, strict=True))
 
-    mesh = _as_typed(mesh, xs)
+    mesh = as_typed(mesh, xs)
     total = _over_clients(local, mesh, PartitionSpec(CLIENTS), PartitionSpec())
     return list(total(*(_place(x, mesh, CLIENTS) for x in xs)))
 
@@ -154,7 +155,7 @@ def reduce(xs: Sequence[Array], kind: str, size: int, mesh: AnyMesh) -> list[Arr
 def map_clients(
     fn: Callable[..., Sequence[Array]], xs: Sequence[Array], mesh: AnyMesh
 ) -> Sequence[Array]:
-    mesh = _as_typed(mesh, xs)
+    mesh = as_typed(mesh, xs)
     # `check_vma` would ask the client function to mark constants as varying over an axis that it
     # does not know of; all that goes in and comes out here varies over it by construction.
     mapped = _over_clients(
@@ -165,6 +166,28 @@ def map_clients(
         check_vma=False,
     )
     return mapped(*(_place(x, mesh, CLIENTS) for x in xs))
+
+
+def on_each_device(fn: Callable[..., Any], args: Any, mesh: AnyMesh) -> Any:
+    """`fn` of each device's rows of the arrays in `args`, and the rows that it returns, as one."""
+    mesh = as_typed(mesh, jax.tree.leaves(args))
+    spec = PartitionSpec(CLIENTS)
+    args = jax.tree.map(lambda x: _place(x, mesh, CLIENTS), args)
+    return _over_clients(lambda args: fn(*args), mesh, spec, spec, check_vma=False)(args)
+
+
+def trace_inside(fn: Callable[[], T], mesh: AnyMesh) -> T:
+    """What `fn` returns when it is called where one device's clients run."""
+    found: list[T] = []
+
+    def probe(x: Array) -> Array:
+        found[:] = [fn()]
+        return x
+
+    rows = jax.ShapeDtypeStruct((mesh.shape[CLIENTS],), jnp.float32)
+    spec = PartitionSpec(CLIENTS)
+    jax.eval_shape(_over_clients(probe, mesh, spec, spec, check_vma=False), rows)
+    return found[0]
 
 
 def _over_clients(fn, mesh, in_specs, out_specs, check_vma: bool = True):
@@ -197,7 +220,7 @@ def cut(x: Array, size: int, mesh: AnyMesh) -> Array:
     if x.shape[0] == size:
         return x
     # An explicit axis cannot hold uneven shards in its type, so the cut value is not sharded.
-    result = _place(x, _as_typed(mesh, [x]), None)[:size]
+    result = _place(x, as_typed(mesh, [x]), None)[:size]
     key = id(result)
     _uncut[key] = (weakref.ref(result, lambda _: _uncut.pop(key, None)), x)
     return result
@@ -213,17 +236,17 @@ def pad(x: Array, size: int, mesh: AnyMesh) -> Array:
         return uncut[1]
     last = jax.lax.stop_gradient(x[-1:])  # the last client must not answer for its copies
     result = jnp.concatenate([x, jnp.broadcast_to(last, (missing, *x.shape[1:]))])
-    mesh = _as_typed(mesh, [x])
+    mesh = as_typed(mesh, [x])
     # A cohort that does not divide the axis arrives on every device. Unless told so, XLA spreads
     # it before it is padded, and then needs communication to pad it.
     return _constrain(result, mesh, None) if _axis_type(mesh) == AxisType.Auto else result
 
 
-def _where_row(keep: Array, x: Array, fill: Any) -> Array:
+def where_row(keep: Array, x: Array, fill: Any) -> Array:
     return jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.full_like(x, fill))
 
 
-def _identity(kind: str, dtype: Any) -> Any:
+def identity(kind: str, dtype: Any) -> Any:
     """The value that leaves a reduction as it is."""
     if kind == "sum" or dtype == jnp.bool_:
         return dtype.type(kind == "min")

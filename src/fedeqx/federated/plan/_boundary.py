@@ -39,6 +39,17 @@ class Boundary:
             self.places.append(Placement.CLIENTS if at_clients else Placement.SERVER)
             self.avals.append(_aval(leaf, at_clients))
 
+    def key(self) -> Any:
+        """What two trees have in common that this boundary fits; one of its own if unhashable."""
+        avals = [(a.shape, a.dtype, a.weak_type) for a in self.avals]
+        rest = [(type(leaf), leaf) for leaf in self._rest]
+        key = self._structure, tuple(self.places), tuple(avals), tuple(rest)
+        try:
+            hash(key)
+        except TypeError:
+            return object()
+        return key
+
     def structs(self, size: int) -> list[jax.ShapeDtypeStruct]:
         """The shapes of the arrays for a cohort of this size."""
         return [

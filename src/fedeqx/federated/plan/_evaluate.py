@@ -35,7 +35,7 @@ def evaluate(
         env |= zip(schedule.client_results(number), results, strict=True)
     end = schedule.end()
     env |= run_stage(end, env)
-    return [value_of(v, env) for v in schedule.flat.outputs]
+    return [jnp.asarray(value_of(v, env)) for v in schedule.flat.outputs]
 
 
 def run_stage(stage: Stage, env: Mapping[Var, Any]) -> dict[Var, Any]:
