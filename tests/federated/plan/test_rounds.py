@@ -101,8 +101,9 @@ def test_the_step_of_an_algorithm_is_one_round():
     plan = fx.plan(rule.step, state, data, key=jax.random.key(1))
     assert len(plan.rounds) == 1
     sent = {m.name for m in plan.rounds[0].broadcasts}
-    assert {"state.model['b']", "state.model['w']", "state.round", "key"} <= sent
-    assert not any("server" in name for name in sent)  # the server optimizer's state stays there
+    assert {"state.model['b']", "state.model['w']"} <= sent
+    # The server optimizer's state stays there; neither schedule nor client needs round or key.
+    assert not any(word in name for name in sent for word in ("server", "round", "key"))
     expected = rule.step(state, data, key=jax.random.key(1))
     found = plan(state, data, key=jax.random.key(1))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -124,9 +125,15 @@ def test_a_hypergradient_is_three_rounds():
     assert all(m.shape != (1, 5, 3) for m in first.kept)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 7, 64])
+PLANNABLE = [case for case in CASES if case.plannable]
+# At one client, all weights are zero in these, and their oracle divides by none.
+WEIGHTLESS = ("masked_loss", "uneven_round")
+
+
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.plannable], ids=lambda case: case.name
+    ("case", "clients"),
+    [(c, n) for c in PLANNABLE for n in (1, 2, 7, 64) if n > 1 or c.name not in WEIGHTLESS],
+    ids=lambda x: getattr(x, "name", x),
 )
 def test_one_plan_is_right_at_any_cohort_size(case, clients):
     plan = fx.plan(case.program, *case.sample(clients=5))

@@ -27,6 +27,8 @@ def check_axes(flats: Sequence[Flat], names: Sequence[str]) -> None:
     - `names`: of its outputs.
     """
     first, second = flats
+    if len(first.outputs) != len(second.outputs):
+        raise PlanError(_another_program("it has another number of results"))
     for one, two in zip(first.equations, second.equations, strict=False):
         _check_same(one, two)
         if one.primitive not in COMMUNICATION and not is_client_call(one):
@@ -72,6 +74,11 @@ def _check_apart(one: JaxprEqn, two: JaxprEqn, flat: Flat) -> None:
 
 
 def _mixes(equation: JaxprEqn) -> str:
+    if equation.primitive.name == "iota":
+        return (
+            f"{where(equation)} numbers the clients, which mixes the clients of a cohort: nobody "
+            "but the server knows the order. Let each client's number come with its data."
+        )
     return (
         f"{where(equation)} mixes the clients, or picks some of them, or is not known to keep them "
         "apart: what it returns would tell of single clients' values. Reduce with `reduce_sum`, "

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import beartype
+import equinox
+import jaxtyping
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
-# Frames of the language itself do not tell a user where to look.
+# Frames of the language and of wrappers around functions do not tell a user where to look.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
+for _package in (beartype, equinox, jaxtyping):
+    source_info_util.register_exclusion(str(Path(_package.__file__ or "").parent))
 
 
 class PlanError(ValueError):

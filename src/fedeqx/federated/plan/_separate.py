@@ -19,10 +19,9 @@ def keeps_clients_apart(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 
 
 def _elementwise(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
-    """Operands of one shape; one without the axis is a scalar."""
-    shape = equation.outvars[0].aval.shape
+    """An operand without the axis is a scalar, or the same for all clients."""
     return all(
-        axis == after[0] if v.aval.shape == shape else v.aval.shape == ()
+        v.aval.ndim == 0 or axis == after[0] or (axis is None and v.aval.shape[after[0]] == 1)
         for v, axis in zip(equation.invars, before, strict=True)
     )
 
