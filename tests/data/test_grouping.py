@@ -448,7 +448,7 @@ def test_an_existing_folder_is_kept_unless_overwriting_succeeds(tmp_path):
 def test_an_interrupted_process_leaves_nothing_that_opens(tmp_path, number):
     code = f"""
 import itertools, signal, fedeqx.data as data
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 def records():
     for n in itertools.count():
         if n == 20_000:

@@ -70,9 +70,7 @@ class Cohorts:
         return self._rounds
 
     def __getitem__(self, number: int) -> Cohort:
-        last = sys.maxsize if self._rounds is None else self._rounds
-        if not 0 <= number < last:
-            raise IndexError(f"Round {number} of {last} rounds; rounds count from 0.")
+        self._check_round(number)
         return self._stack([self._client(number, place) for place in self._places(number)])
 
     def __iter__(self) -> Iterator[Cohort]:
@@ -104,6 +102,49 @@ class Cohorts:
 
         return cohort_pipeline(self, start=start, threads=threads, buffer=buffer, workers=workers)
 
+    def chunks(
+        self, number: int, clients: int, *, threads: int = 2, buffer: int = 2
+    ) -> "grain.IterDataset[Cohort]":
+        """The cohort of one round in smaller cohorts: for one that does not fit in memory.
+
+        **Arguments:**
+
+        - `number`: the round.
+        - `clients`: how many clients a chunk has; the last may have fewer.
+        - `threads`: how many threads read ahead; 0 reads a chunk when it is asked for.
+        - `buffer`: how many chunks are read ahead, and so how many are in memory.
+
+        **Returns:**
+
+        A `grain.IterDataset` of `Cohort`, which can be iterated any number of times. Joined, the
+        chunks are `self[number]`, but all have the most steps, whatever `step_buckets` is: no
+        client is read to learn another's padding. Raises `IndexError` where there is no such round.
+
+        !!! Example
+
+            ```python
+            for cohort in cohorts.chunks(0, clients=8):
+                cohort.batches["tokens"].shape  # (8, steps, batch_size, sequence_length + 1)
+            ```
+        """
+        from ._pipeline import round_pipeline
+
+        self._check_round(number)
+        for name, value, least in (("clients", clients, 1), ("threads", threads, 0)):
+            if value < least:
+                raise ValueError(f"chunks({name}={value}): give at least {least}.")
+        if buffer < max(1, threads):
+            raise ValueError(
+                f"chunks(buffer={buffer}): give at least 1, and a chunk for each of the "
+                f"threads={threads}."
+            )
+        return round_pipeline(self, number, clients, threads=threads, buffer=buffer)
+
+    def _check_round(self, number: int) -> None:
+        last = sys.maxsize if self._rounds is None else self._rounds
+        if not 0 <= number < last:
+            raise IndexError(f"Round {number} of {last} rounds; rounds count from 0.")
+
     def _places(self, number: int) -> list[int]:
         """Which groups, by number in the data set, this process has in a round."""
         last = self._last
@@ -123,11 +164,12 @@ class Cohorts:
             return empty_client(number, self._options)
         return read_client(self._dataset[place], number, self._options)
 
-    def _stack(self, clients: Sequence[Client]) -> Cohort:
-        """Clients of one round as one cohort, padded to the same number of steps."""
+    def _stack(self, clients: Sequence[Client], steps: int | None = None) -> Cohort:
+        """Clients of one round as one cohort, padded to `steps`, or to the least bucket."""
         _, batch_size, length = self._options[:3]
-        most = max(len(client.tokens) for client in clients)
-        steps = next(bucket for bucket in self._buckets if bucket >= most)
+        if steps is None:
+            most = max(len(client.tokens) for client in clients)
+            steps = next(bucket for bucket in self._buckets if bucket >= most)
         tokens = np.zeros((len(clients), steps, batch_size, length + 1), np.int32)
         mask = np.zeros((len(clients), steps, batch_size, length), bool)
         step_mask = np.zeros((len(clients), steps), bool)

@@ -34,6 +34,16 @@ def cohort_pipeline(
     )
 
 
+def round_pipeline(
+    cohorts: "Cohorts", number: int, clients: int, *, threads: int, buffer: int
+) -> "grain.IterDataset[Cohort]":
+    """See `Cohorts.chunks`."""
+    pipeline = grain.MapDataset.source(_RoundSource(cohorts, number)).batch(
+        clients, drop_remainder=False, batch_fn=_Stack(cohorts, cohorts._options.steps)
+    )
+    return pipeline.to_iter_dataset(grain.ReadOptions(threads, buffer if threads else 0))
+
+
 @final
 class _ClientSource:
     """Every client of every round, one after the other."""
@@ -58,14 +68,34 @@ class _ClientSource:
 
 
 @final
+class _RoundSource:
+    """The clients of one round."""
+
+    def __init__(self, cohorts: "Cohorts", number: int):
+        self._cohorts = cohorts
+        self._number = number
+        self._places = cohorts._places(number)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Client:
+        return self._cohorts._client(self._number, self._places[index])
+
+    def __repr__(self) -> str:
+        return f"_RoundSource({self._cohorts._dataset!r}, round={self._number})"
+
+
+@final
 class _Stack:
     """Makes a cohort of its clients. A class, so that worker processes can be sent it."""
 
-    def __init__(self, cohorts: "Cohorts"):
+    def __init__(self, cohorts: "Cohorts", steps: int | None = None):
         self._cohorts = cohorts
+        self._steps = steps
 
     def __call__(self, clients: Sequence[Client]) -> "Cohort":
-        return self._cohorts._stack(clients)
+        return self._cohorts._stack(clients, self._steps)
 
 
 def _parse_flags() -> None:
