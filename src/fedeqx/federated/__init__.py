@@ -13,6 +13,7 @@ from ._placement import Clients as Clients
 from ._placement import Server as Server
 from ._program import program as program
 from .backends._host import HostClients as HostClients
+from .backends._stream import require_at_once as require_at_once
 from .backends._stream import stream as stream
 from .plan import Plan as Plan
 from .plan import PlanError as PlanError

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from ..federated import Clients, Server, client_map, program
+from ..federated import Clients, Server, client_map, program, require_at_once, stream
 from ._aggregator import AbstractAggregator, AggregatorReport
 from ._client_work import AbstractClientWork, ClientData, ClientReport
 from ._masking import run_where
@@ -81,15 +81,18 @@ class AbstractAlgorithm(eqx.Module):
 class Round(eqx.Module):
     """Client work, aggregator and server optimizer, composed to one round.
 
-    The shape that FedAvg, FedSGD and the adaptive methods of FedOpt share (arXiv 2003.00295).
+    The shape that FedAvg, FedSGD and the adaptive methods of FedOpt share (arXiv 2003.00295). With
+    `at_once`, so many clients run at a time.
     """
 
     work: AbstractClientWork
     aggregator: AbstractAggregator
     optimizer: Optimizer
+    at_once: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         require_optimizer("The server", self.optimizer)
+        require_at_once(type(self).__name__, self.at_once)
 
     def init(self, model: Server[PyTree]) -> Server[State]:
         model = jtu.tree_map(lambda x: jnp.asarray(x) if eqx.is_array(x) else x, model)
@@ -100,9 +103,15 @@ class Round(eqx.Module):
             server=self.optimizer.init(trainable(model)),
         )
 
-    @program
     def step(
         self, state: Server[State], cohort: Clients[ClientData], *, key: Server[Key[Array, ""]]
+    ) -> tuple[Server[State], Server[Report]]:
+        run = Round._run if self.at_once is None else stream(Round._run, at_once=self.at_once)
+        return run(self, state, cohort, key)
+
+    @program
+    def _run(
+        self, state: Server[State], cohort: Clients[ClientData], key: Server[Key[Array, ""]]
     ) -> tuple[Server[State], Server[Report]]:
         weights = self.aggregator.weigh(cohort)
 
@@ -130,6 +139,24 @@ class Round(eqx.Module):
             otherwise=state,
         )
         return state, Report(client, told, ServerReport(_norm(update)))
+
+
+class AbstractRoundAlgorithm(AbstractAlgorithm):
+    """An algorithm that is one `Round`, made from parts of its own choice."""
+
+    round: eqx.AbstractVar[Round]
+
+    def init(self, model: Server[PyTree], *, key: Server[Key[Array, ""]]) -> Server[State]:
+        del key
+        return self.round.init(model)
+
+    def step(
+        self, state: Server[State], cohort: Clients[ClientData], *, key: Server[Key[Array, ""]]
+    ) -> tuple[Server[State], Server[Report]]:
+        return self.round.step(state, cohort, key=key)
+
+    def model(self, state: Server[State]) -> Server[PyTree]:
+        return state.model
 
 
 def _norm(update: Params) -> Float[Array, ""]:

@@ -3,17 +3,15 @@
 from typing import final
 
 import optax
-from jaxtyping import Array, Key, PyTree
 
-from ..federated import Clients, Server
 from ._aggregator import AbstractAggregator, WeightedMean
-from ._algorithm import AbstractAlgorithm, Report, Round, State
-from ._client_work import ClientData, LocalSGD, Loss
+from ._algorithm import AbstractRoundAlgorithm, Round
+from ._client_work import LocalSGD, Loss
 from ._optimizer import Optimizer
 
 
 @final
-class FedAvg(AbstractAlgorithm):
+class FedAvg(AbstractRoundAlgorithm):
     """Federated averaging, with any client and server optimizer (arXiv 1602.05629, 2003.00295).
 
     Each client takes its local steps from the server's model; the server takes the weighted mean
@@ -25,6 +23,7 @@ class FedAvg(AbstractAlgorithm):
     - `client_optimizer`: takes the local steps.
     - `server_optimizer`: applies the mean update; SGD at rate 1 is plain averaging.
     - `aggregator`: weighs and averages the clients.
+    - `at_once`: how many clients run at a time, as in `stream`; by default all of them.
 
     ```python
     algorithm = FedAvg(loss, client_optimizer=Optimizer(optax.sgd, learning_rate=0.1))
@@ -42,6 +41,7 @@ class FedAvg(AbstractAlgorithm):
         client_optimizer: Optimizer,
         server_optimizer: Optimizer | None = None,
         aggregator: AbstractAggregator | None = None,
+        at_once: int | None = None,
     ):
         self.round = Round(
             LocalSGD(loss, client_optimizer),
@@ -49,16 +49,5 @@ class FedAvg(AbstractAlgorithm):
             Optimizer(optax.sgd, learning_rate=1.0)
             if server_optimizer is None
             else server_optimizer,
+            at_once,
         )
-
-    def init(self, model: Server[PyTree], *, key: Server[Key[Array, ""]]) -> Server[State]:
-        del key
-        return self.round.init(model)
-
-    def step(
-        self, state: Server[State], cohort: Clients[ClientData], *, key: Server[Key[Array, ""]]
-    ) -> tuple[Server[State], Server[Report]]:
-        return self.round.step(state, cohort, key=key)
-
-    def model(self, state: Server[State]) -> Server[PyTree]:
-        return state.model

@@ -1,9 +1,7 @@
-"""Every way to run a federated program, as a function from one call to its result.
-
-`run(program, arguments)` must return what `program(*arguments)` does. A new backend is one line.
-"""
+"""Every way to run a federated program. A new backend is one line."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,42 +10,43 @@ from federated.helpers import CASES
 
 import fedeqx as fx
 
-Backend = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """`run(program, arguments)`, on a mesh of so many devices, returns `program(*arguments)`."""
+
+    run: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
+    devices: int = 1
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        if self.devices == 1:
+            return contextlib.nullcontext()
+        axis, devices = (jax.sharding.AxisType.Auto,), jax.devices()[: self.devices]
+        mesh = jax.make_mesh((self.devices,), ("clients",), axis_types=axis, devices=devices)
+        return jax.set_mesh(mesh)
 
 
-def _streamed(at_once: int, devices: int = 1) -> Backend:
-    def run(program, arguments):
-        with _devices(devices):
-            return fx.stream(program, at_once=at_once)(*arguments)
-
-    return run
+def _call(program, arguments):
+    return program(*arguments)
 
 
-def _on_mesh(devices: int) -> Backend:
-    def run(program, arguments):
-        with _devices(devices):
-            return program(*arguments)
-
-    return run
+def _planned(program, arguments):
+    return fx.plan(program, *arguments)(*arguments)
 
 
-def _devices(count: int):
-    if count == 1:
-        return contextlib.nullcontext()
-    axis = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((count,), ("clients",), axis_types=axis, devices=jax.devices()[:count])
-    return jax.set_mesh(mesh)
+def _streamed(at_once):
+    return lambda program, arguments: fx.stream(program, at_once=at_once)(*arguments)
 
 
-BACKENDS: dict[str, Backend] = {
-    "mesh of 2": _on_mesh(2),
-    "mesh of 8": _on_mesh(8),
-    "plan": lambda program, arguments: fx.plan(program, *arguments)(*arguments),
-    "stream, 1 at once": _streamed(1),
-    "stream, 3 at once": _streamed(3),
-    "stream, all at once": _streamed(100),
-    "stream on a mesh of 2": _streamed(2, devices=2),
-    "stream on a mesh of 4": _streamed(1, devices=4),
+BACKENDS = {
+    "mesh of 2": Backend(_call, devices=2),
+    "mesh of 8": Backend(_call, devices=8),
+    "plan": Backend(_planned),
+    "stream, 1 at once": Backend(_streamed(1)),
+    "stream, 3 at once": Backend(_streamed(3)),
+    "stream, all at once": Backend(_streamed(100)),
+    "stream on a mesh of 2": Backend(_streamed(2), devices=2),
+    "stream on a mesh of 4": Backend(_streamed(1), devices=4),
 }
 
 PLANNED = [name for name in BACKENDS if "mesh" not in name or "stream" in name]

@@ -23,7 +23,9 @@ MIXING = {
     "a shuffle": lambda x, w: fx.Clients(jax.random.permutation(jax.random.key(0), x.value)),
     "neighbours": lambda x, w: fx.Clients(jnp.roll(x.value, 1, axis=0)),
     "all pairs": lambda x, w: fx.Clients(x.value @ x.value.T),
-    "a normalization": lambda x, w: fx.reduce_sum(fx.Clients(x.value / x.value.max(0, keepdims=True))),
+    "a normalization": lambda x, w: fx.reduce_sum(
+        fx.Clients(x.value / x.value.max(0, keepdims=True))
+    ),
     "a choice": lambda x, w: fx.Clients(jnp.take(x.value, jnp.arange(x.size), axis=0)),
     "the best client": lambda x, w: jnp.argmax(x.value[:, 0]),
     "numbers of clients": lambda x, w: fx.Clients(jnp.arange(x.size)),
@@ -148,7 +150,9 @@ def test_control_flow_on_clients_values_belongs_into_client_map():
     def fn(x, w):
         return fx.Clients(jax.lax.cond(w[0] > 0, jnp.sin, jnp.cos, x.value))
 
-    refused(fn, r"cond at test_refusals\.py:\d+.*Put it in the function that `client_map` runs", X, W)
+    refused(
+        fn, r"cond at test_refusals\.py:\d+.*Put it in the function that `client_map` runs", X, W
+    )
 
 
 def test_a_branch_without_communication_stays_whole():

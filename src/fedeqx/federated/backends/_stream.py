@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool
 from .. import _primitives as prims
 from .._placement import CLIENTS
 from ..plan._evaluate import evaluate, own_values
-from ..plan._flat import Placement
+from ..plan._flat import Placement, aval_of
 from ..plan._plan import Plan, plan
 from ..plan._stages import Schedule
 from ..plan._trace import inputs_of, trace
@@ -124,9 +124,7 @@ class _Streaming:
         def run(arrays: Sequence[Array]) -> Any:
             own = list(own_values(made.schedule, arrays).values())
             size = own[0].shape[0]
-            return evaluate(
-                made.schedule, arrays, size, Chunks(clients, own, size, at_once, mesh)
-            )
+            return evaluate(made.schedule, arrays, size, Chunks(clients, own, size, at_once, mesh))
 
         if made.schedule.flat.captured:
             return _Prepared(made, clients, mesh, run)  # of this call alone
@@ -150,7 +148,7 @@ class _Streaming:
             return [_ACCUMULATE[kind](a, b) for kind, a, b in triples], results
 
         def work(number: int, received: Mapping[int, Array]) -> Any:
-            totals = [_start(m.kind, m.result.aval) for m in steps[number].reductions]
+            totals = [_start(m.kind, aval_of(m.result)) for m in steps[number].reductions]
             before, results = totals, []
             for chunk in host.each():
                 arrays = inputs.split(replace_host(args, kwargs, chunk))
@@ -232,7 +230,9 @@ class Chunks:
             totals, results = self._on_mesh(number, kinds, own, sent, best)
         totals = iter(totals)
         merged = [
-            (next(totals) / next(totals)).astype(m.result.aval.dtype) if i in best else next(totals)
+            (next(totals) / next(totals)).astype(aval_of(m.result).dtype)
+            if i in best
+            else next(totals)
             for i, m in enumerate(moves)
         ]
         return merged, [x[: self.size] for x in results]
@@ -251,7 +251,8 @@ class Chunks:
         # For each device a copy and a partial result: the devices are a cohort of their own.
         arrays, structure = jax.tree.flatten((sent, best))
         spread = jax.tree.unflatten(structure, prims.fed_broadcast(arrays, devices))
-        partial, results = _mesh.on_each_device(on_device, (own, self.valid, spread), mesh)
+        valid = None if self.valid is None else jnp.asarray(self.valid)
+        partial, results = _mesh.on_each_device(on_device, (own, valid, spread), mesh)
         totals: list[Array] = list(partial)
         for kind in dict.fromkeys(kinds):
             at = [i for i, k in enumerate(kinds) if k == kind]
@@ -273,7 +274,7 @@ class Chunks:
                 zip(self.steps[number].reductions, contributions, strict=True)
             ):
                 if i in best:
-                    attained = x == best[i]
+                    attained = x == jnp.broadcast_to(best[i], x.shape)
                     parts = [jnp.where(attained, x, jnp.zeros_like(x)), attained.astype(x.dtype)]
                     totals += [_reduced("sum", part, valid) for part in parts]
                 else:

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.extend.core import JaxprEqn, Literal, jaxprs_in_params
 
 from ._errors import PlanError, where
-from ._flat import COMMUNICATION, Atom, Flat, Placement, is_client_call
+from ._flat import COMMUNICATION, Atom, Flat, Placement, aval_of, is_client_call
 from ._separate import keeps_clients_apart
 
 SIZES = (2, 3)
@@ -49,7 +49,7 @@ def clients_axis(one: Atom, two: Atom) -> int | None:
 
     Raises a `ValueError` if there are several, or if the axis holds something else too.
     """
-    shapes = one.aval.shape, two.aval.shape
+    shapes = aval_of(one).shape, aval_of(two).shape
     if len(shapes[0]) != len(shapes[1]):
         raise ValueError
     axes = [i for i, sizes in enumerate(zip(*shapes, strict=True)) if sizes[0] != sizes[1]]
@@ -103,7 +103,7 @@ def _check_same(one: JaxprEqn, two: JaxprEqn) -> None:
         if isinstance(a, Literal) and isinstance(b, Literal):
             _check_same_value(a.val, b.val, f"an operand of {at}")
     for (key, a), (_, b) in zip(_numbers(one), _numbers(two), strict=True):
-        if a != b:
+        if not _equal(a, b):
             raise PlanError(_another_program(f"{key} of {at} is {a} at {SIZES[0]} and {b}"))
     for a, b in zip(_bodies(one), _bodies(two), strict=True):
         if len(a.eqns) != len(b.eqns):
@@ -131,9 +131,6 @@ def _check_same_value(one: Any, two: Any, what: str) -> None:
 
 
 def _equal(one: Any, two: Any) -> bool:
-    try:
-        return np.array_equal(np.asarray(one), np.asarray(two), equal_nan=False) or bool(
-            np.all((np.asarray(one) == np.asarray(two)) | (one != one) & (two != two))
-        )
-    except TypeError:  # PRNG keys are no NumPy arrays
-        return bool((one == two).all())
+    """Of scalars and arrays, PRNG keys included; NaN is equal to itself."""
+    same = (one == two) | ((one != one) & (two != two))
+    return bool(same if isinstance(same, bool) else same.all())

@@ -62,7 +62,8 @@ def keeping(schedule: Schedule, own: Mapping[Var, Array], size: int) -> ClientWo
             value = received[broadcasts.index(m)]
             kept[m.result] = jnp.broadcast_to(value, (size, 1, *jnp.shape(value)))
         outs = jax.vmap(step.client)(*(kept[v] for v in step.client.inputs))
-        kept.update(zip(step.client.outputs, outs, strict=True))
+        pairs = zip(step.client.outputs, outs, strict=True)
+        kept.update({v: x for v, x in pairs if isinstance(v, Var)})
         totals = [reduce_chunk(m, kept[m.source]) for m in step.reductions]
         results = [kept[v][:, 0] for v in schedule.client_results(number)]
         for v in set(kept) - set(step.client_keeps) - set(own):

@@ -52,7 +52,7 @@ class Flat:
         self._moved: dict[tuple[Any, Var], Var] = {}
         self._unrolled = 1
         self._callers: list[JaxprEqn] = []
-        self.inputs = [Var(v.aval) for v in jaxpr.invars]
+        self.inputs = [Var(aval_of(v)) for v in jaxpr.invars]
         self.placements |= zip(self.inputs, inputs, strict=True)
         self.template = jaxpr
         self.outputs = self._run(jaxpr, consts, self.inputs)
@@ -75,7 +75,7 @@ class Flat:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constant(self, like: Var, value: Any) -> Var:
-        new = Var(like.aval)
+        new = Var(aval_of(like))
         captured = isinstance(value, Tracer)
         (self.captured if captured else self.constants)[new] = value
         self.placements[new] = Placement.SERVER if captured else Placement.ANYWHERE
@@ -122,7 +122,7 @@ class Flat:
                 "never sent to them. Send it with `broadcast`, or compute in `client_map`, which "
                 "broadcasts what it is given."
             )
-        results = [Var(v.aval) for v in equation.outvars]
+        results = [Var(aval_of(v)) for v in equation.outvars]
         self.equations.append(equation.replace(invars=list(operands), outvars=results))
         self.placements |= dict.fromkeys(results, place)
         return results
@@ -132,7 +132,7 @@ class Flat:
         primitive, place = equation.primitive, self.placement(operand)
         down = primitive is prims.fed_broadcast_p
         if place == Placement.ANYWHERE and down:
-            rows = out.aval.shape[0]
+            rows = aval_of(out).shape[0]
             return self._apply(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), [operand])[0]
         if down and place == Placement.CLIENTS:
             raise PlanError(
@@ -148,7 +148,7 @@ class Flat:
         key = (primitive, operand) if isinstance(operand, Var) else None
         if key in self._moved:
             return self._moved[key]
-        result = Var(out.aval)
+        result = Var(aval_of(out))
         self.equations.append(equation.replace(invars=[operand], outvars=[result]))
         self.placements[result] = Placement.CLIENTS if down else Placement.SERVER
         if key is not None:
@@ -182,10 +182,10 @@ class Flat:
         stacked: list[list[Atom]] = []
         order = range(length - 1, -1, -1) if params["reverse"] else range(length)
         for i in order:
-            now = [self._apply(lambda x, i=i: jax.lax.index_in_dim(x, i, 0, False), [x]) for x in xs]
-            results = self._run(
-                *_opened(params["jaxpr"]), [*consts, *carry, *(x[0] for x in now)]
-            )
+            now = [
+                self._apply(lambda x, i=i: jax.lax.index_in_dim(x, i, 0, False), [x]) for x in xs
+            ]
+            results = self._run(*_opened(params["jaxpr"]), [*consts, *carry, *(x[0] for x in now)])
             carry = results[:num_carry]
             stacked.append(results[num_carry:])
         if params["reverse"]:
@@ -193,7 +193,7 @@ class Flat:
         self._unrolled //= max(length, 1)
         if length == 0:
             ys = equation.outvars[num_carry:]
-            zeros = lambda v: lambda: jnp.zeros(v.aval.shape, v.aval.dtype)
+            zeros = lambda v: lambda: jnp.zeros(aval_of(v).shape, aval_of(v).dtype)
             return [*carry, *(self._apply(zeros(v), [])[0] for v in ys)]
         columns = zip(*stacked, strict=True)
         return [*carry, *(self._apply(lambda *ys: jnp.stack(ys), ys)[0] for ys in columns)]
@@ -213,8 +213,13 @@ def communicates(equation: JaxprEqn) -> bool:
     )
 
 
+def aval_of(atom: Atom) -> Any:
+    """The shape and dtype of a value of the program; all of them are arrays."""
+    return atom.aval
+
+
 def shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
-    aval = atom.aval
+    aval = aval_of(atom)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 

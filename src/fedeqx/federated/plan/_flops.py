@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, jaxprs_in_params
 
-_FREE = """
-    broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice concatenate pad rev
-    gather convert_element_type copy iota split select_n stop_gradient dynamic_update_slice
-    optimization_barrier random_wrap random_unwrap
-""".split()
+from ._flat import aval_of
+
+_FREE_NAMES = """
+    broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice concatenate
+    pad rev gather convert_element_type copy iota split select_n stop_gradient
+    dynamic_update_slice optimization_barrier random_wrap random_unwrap
+"""
+_FREE = frozenset(_FREE_NAMES.split())
 
 
 class Work(NamedTuple):
@@ -57,16 +60,17 @@ def _work(equation: JaxprEqn) -> Work:
 
 def _flops(equation: JaxprEqn) -> int:
     name, (out, *_) = equation.primitive.name, equation.outvars
-    operand = equation.invars[0].aval if equation.invars else out.aval
+    operand = aval_of(equation.invars[0]) if equation.invars else aval_of(out)
     if name == "dot_general":
         (contract, _), _ = equation.params["dimension_numbers"]
-        return 2 * math.prod(out.aval.shape) * math.prod(operand.shape[axis] for axis in contract)
+        terms = math.prod(operand.shape[axis] for axis in contract)
+        return 2 * math.prod(aval_of(out).shape) * terms
     if name == "conv_general_dilated":
         numbers = equation.params["dimension_numbers"]
-        kernel = equation.invars[1].aval.shape
+        kernel = aval_of(equation.invars[1]).shape
         per_output = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
-        return 2 * math.prod(out.aval.shape) * per_output
-    if name in _FREE or not jnp.issubdtype(out.aval.dtype, jnp.inexact):
+        return 2 * math.prod(aval_of(out).shape) * per_output
+    if name in _FREE or not jnp.issubdtype(aval_of(out).dtype, jnp.inexact):
         return 0
     whole = name.startswith(("reduce", "cum", "scatter", "arg"))
-    return math.prod(operand.shape if whole else out.aval.shape)
+    return math.prod(operand.shape if whole else aval_of(out).shape)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jax.extend.core import Literal, Var
 
 from ._errors import line
-from ._flat import COMMUNICATION, Atom
+from ._flat import COMMUNICATION, Atom, aval_of
 from ._stages import Schedule
 
 
@@ -21,10 +21,11 @@ class Names:
         # From the results backwards: what becomes a result of its own shape bears its name.
         for e in reversed(schedule.equations):
             for out in e.outvars:
-                name = self._outputs.get(out)
-                for v in e.invars if name is not None else ():
-                    if isinstance(v, Var) and v.aval.shape == out.aval.shape:
-                        self._outputs.setdefault(v, name)
+                if out not in self._outputs:
+                    continue
+                for v in e.invars:
+                    if isinstance(v, Var) and aval_of(v).shape == aval_of(out).shape:
+                        self._outputs.setdefault(v, self._outputs[out])
 
     def sent(self, atom: Atom) -> str:
         """Of what goes down: the argument that it is, or what made it."""

@@ -12,7 +12,7 @@ from ._axes import SIZES, check_axes
 from ._boundary import Boundary
 from ._errors import PlanError
 from ._evaluate import evaluate, keeping, own_values
-from ._flat import Placement
+from ._flat import Placement, aval_of
 from ._names import Names
 from ._show import mermaid, table
 from ._stages import Schedule, Stage, Step
@@ -135,7 +135,7 @@ def plan(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
 
 def _round(step: Step, names: Names) -> Round:
     def message(name: str, v: Any, how: str, axis: int) -> Message:
-        return Message(name, v.aval.shape[axis:], v.aval.dtype, how)
+        return Message(name, aval_of(v).shape[axis:], aval_of(v).dtype, how)
 
     return Round(
         tuple(message(names.sent(m.source), m.source, m.kind, 0) for m in step.broadcasts),
@@ -147,4 +147,4 @@ def _round(step: Step, names: Names) -> Round:
 
 
 def _kept(v: Var, names: Names) -> Message:
-    return Message(names.kept(v), v.aval.shape, v.aval.dtype, "keep")
+    return Message(names.kept(v), aval_of(v).shape, aval_of(v).dtype, "keep")

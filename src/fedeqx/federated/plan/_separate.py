@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.core import JaxprEqn
 
+from ._flat import aval_of
+
 Axes = Sequence[int | None]
 Rule = Callable[[JaxprEqn, Axes, Axes], bool]
 
@@ -20,8 +22,9 @@ def keeps_clients_apart(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 
 def _elementwise(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     """An operand without the axis is a scalar, or the same for all clients."""
+    (to, *_) = after
     return all(
-        v.aval.ndim == 0 or axis == after[0] or (axis is None and v.aval.shape[after[0]] == 1)
+        axis == to or aval_of(v).ndim == 0 or (axis is None and aval_of(v).shape[to] == 1)
         for v, axis in zip(equation.invars, before, strict=True)
     )
 
@@ -50,7 +53,7 @@ def _reshape(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     (x,), (y,) = equation.invars[:1], equation.outvars
     if before[0] is None or after[0] is None:
         return False
-    return math.prod(x.aval.shape[: before[0]]) == math.prod(y.aval.shape[: after[0]])
+    return math.prod(aval_of(x).shape[: before[0]]) == math.prod(aval_of(y).shape[: after[0]])
 
 
 def _reduction(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
@@ -82,7 +85,9 @@ def _rev(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 
 def _pad(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     axis = before[0]
-    return axis == after[0] and axis is not None and not any(equation.params["padding_config"][axis])
+    return (
+        axis == after[0] and axis is not None and not any(equation.params["padding_config"][axis])
+    )
 
 
 def _slice(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
@@ -104,7 +109,9 @@ def _dot_general(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     if any(before[side] in contract[side] for side in sides):
         return False
     if None not in before:  # each client's with its own: the axis is one of the batch
-        at = [list(batch[side]).index(before[side]) for side in sides if before[side] in batch[side]]
+        at = [
+            list(batch[side]).index(before[side]) for side in sides if before[side] in batch[side]
+        ]
         return len(at) == 2 and at[0] == at[1] == after[0]
     side = 0 if before[1] is None else 1
     return before[side] not in batch[side]  # each client's with a constant
@@ -122,18 +129,20 @@ def _gather(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     return whole and before[1] is None and after[0] in numbers.offset_dims
 
 
-_ELEMENTWISE = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
-    clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc
-    exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to
-    lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or polygamma population_count
-    pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    threefry2x32 xor zeta random_clone
-""".split()
+_ELEMENTWISE_NAMES = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
+    ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
+    eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
+    integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg
+    nextafter not or polygamma population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32
+    xor zeta random_clone
+"""
+_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
 # Keys: new axes are added behind those of the operand, or taken from there.
 _LEADING = ["random_bits", "random_split", "random_wrap", "random_unwrap", "random_seed"]
-_REDUCTIONS = "sum max min prod and or xor".split()
+_REDUCTIONS = ["sum", "max", "min", "prod", "and", "or", "xor"]
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

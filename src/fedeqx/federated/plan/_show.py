@@ -19,7 +19,8 @@ def table(plan: "Plan") -> str:
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines += ["", f"round {number}"]
         lines += [
-            "  " + "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)).rstrip()
+            "  "
+            + "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)).rstrip()
             for row in rows
         ]
     down, up = show_bytes(plan.bytes_down), show_bytes(plan.bytes_up)

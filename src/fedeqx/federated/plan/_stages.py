@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
+from jax.core import eval_jaxpr
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from .. import _primitives as prims
@@ -39,7 +39,7 @@ class Stage:
             effects=frozenset().union(*(e.effects for e in self.equations)),
             debug_info=None if names is None else names.with_unknown_names(),
         )
-        return jax.core.eval_jaxpr(jaxpr, [], *self.constants.values(), *values)
+        return eval_jaxpr(jaxpr, [], *self.constants.values(), *values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Move:
     """A communication of one array: what is moved, what arrives, and how (`"broadcast"`, ...)."""
 
     kind: str
-    source: Atom
+    source: Any
     result: Var
 
 
@@ -117,7 +117,9 @@ class Schedule:
 
     def client_results(self, number: int) -> list[Var]:
         """Results of the program that clients have after this round's work."""
-        return self._results(Placement.CLIENTS, number)
+        results = [v for v in self.flat.outputs if isinstance(v, Var)]
+        at_clients = [v for v in results if self.flat.placements[v] == Placement.CLIENTS]
+        return [v for v in dict.fromkeys(at_clients) if self._level(v) == number]
 
     def own(self, placement: Placement) -> list[Var]:
         """Inputs of the program at one place; what it closes over is the server's."""
@@ -196,10 +198,6 @@ class Schedule:
             last[v] = max(level, last.get(v, level))
         return last
 
-    def _results(self, placement: Placement, number: int) -> list[Var]:
-        results = [v for v in self.flat.outputs if self.flat.placement(v) == placement]
-        return [v for v in dict.fromkeys(results) if self._level(v) == number]
-
     def _reductions(self, number: int) -> list[Move]:
         moves = [m for m in self.moves() if m.kind != "broadcast"]
         return [m for m in moves if self.levels[m.result] == number + 1]
@@ -217,9 +215,7 @@ class Schedule:
         ]
 
     def _server(self, number: int) -> tuple[Stage, list[Var]]:
-        broadcasts = [
-            m for m in self.moves("broadcast") if self.levels[m.result] == number
-        ]
+        broadcasts = [m for m in self.moves("broadcast") if self.levels[m.result] == number]
         kept = self._kept(Placement.SERVER, number)
         if number == self.num_rounds:
             outputs = [v for v in self.flat.outputs if self.flat.placement(v) != Placement.CLIENTS]

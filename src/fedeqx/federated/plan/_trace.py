@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jax.extend.core import JaxprEqn
 from jax.interpreters.partial_eval import dce_jaxpr, dce_rules
 
-from .._placement import find_cohort_size, is_array
+from .._placement import find_cohort_size
 from ..backends import plan_scope
 from ._boundary import Boundary
 from ._errors import PlanError
