@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import pytest
 from federated.helpers import CASES
 
 import fedeqx as fx
@@ -50,6 +51,22 @@ BACKENDS = {
 }
 
 PLANNED = [name for name in BACKENDS if "mesh" not in name or "stream" in name]
-PAIRS = [
-    (case, name) for case in CASES for name in BACKENDS if case.plannable or name not in PLANNED
-]
+# The rest is for the slow session: more of the same kinds.
+QUICK = ["plan", "stream, 3 at once", "stream on a mesh of 2"]
+
+
+def crossed(quick: list[str], **wanted: Any) -> pytest.MarkDecorator:
+    """A test's cases, each with each backend that can run it."""
+    parameters = [
+        pytest.param(
+            case,
+            name,
+            id=f"{case.name}, {name}",
+            marks=[] if name in quick else pytest.mark.slow,
+        )
+        for case in CASES
+        for name in BACKENDS
+        if (case.plannable or name not in PLANNED)
+        and all(bool(getattr(case, key)) == value for key, value in wanted.items())
+    ]
+    return pytest.mark.parametrize(("case", "backend"), parameters)

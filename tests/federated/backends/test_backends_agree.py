@@ -8,16 +8,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from federated.backends.registry import BACKENDS, PAIRS
+from federated.backends.registry import BACKENDS, QUICK, crossed
 from federated.helpers import assert_matches, assert_same
 
 
-def pairs(pairs):
-    ids = [f"{case.name}-{backend}" for case, backend in pairs]
-    return pytest.mark.parametrize(("case", "backend"), pairs, ids=ids)
-
-
-@pairs(PAIRS)
+@crossed(QUICK)
 def test_value(case, backend):
     arguments = case.sample()
     arrays, rest = eqx.partition(arguments, eqx.is_array)
@@ -27,7 +22,7 @@ def test_value(case, backend):
     assert_matches(found, case.expected(arguments), rtol=case.rtol)
 
 
-@pairs([pair for pair in PAIRS if pair[0].differentiable])
+@crossed(QUICK[1:2], differentiable=True)
 def test_derivatives(case, backend):
     """The gradient of what the backend runs is the program's, which an oracle vouches for."""
     arguments = case.sample()

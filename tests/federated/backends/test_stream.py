@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federated.backends.meshes import make_mesh
-from federated.helpers import equations
 from jaxtyping import Array, Float
 
 import fedeqx as fx
@@ -87,8 +86,10 @@ def test_memory_does_not_depend_on_the_cohort(way):
     """Of clients that each work on 1 MiB, and of which 64 would need 64 MiB and more."""
 
     def work(w, x):
-        hidden = jnp.sin(jnp.outer(x, jnp.ones(65_536)) * w[0])
-        return jnp.mean(hidden**2)
+        start = jnp.outer(jnp.linspace(-1, 1, 512), jnp.tile(x[:3] * w, 16))
+        matrix = jnp.sin(jnp.arange(48.0 * 48)).reshape(48, 48)
+        layer = lambda hidden, _: (jnp.tanh(hidden @ matrix), None)
+        return jnp.mean(jax.lax.scan(layer, start, None, length=10)[0] ** 2)
 
     loss = lambda w, x: fx.reduce_mean(fx.client_map(work, w, x))
 
@@ -117,8 +118,7 @@ def test_one_at_a_time_is_not_mapped():
     fn = lambda x: fx.reduce_sum(fx.client_map(branching, x))
 
     def conds(at_once):
-        jaxpr = jax.make_jaxpr(fx.stream(fn, at_once=at_once))(cohort(6))
-        return sum(e.primitive.name == "cond" for e in equations(jaxpr.jaxpr))
+        return str(jax.make_jaxpr(fx.stream(fn, at_once=at_once))(cohort(6))).count(" cond[")
 
     assert conds(1) == 1
     assert conds(2) == 0
@@ -151,7 +151,7 @@ def test_a_weightless_client_contributes_nothing():
 def test_results_at_the_clients_keep_their_order():
     x = cohort(7)
     streamed = fx.stream(lambda w, x: fx.client_map(jnp.multiply, w, x), at_once=3)
-    np.testing.assert_allclose(streamed(W, x).value, W[None] * x.value, rtol=1e-6)
+    np.testing.assert_allclose(streamed(W, x).value, np.asarray(W) * np.asarray(x.value), rtol=1e-6)
 
 
 def test_clients_that_share_a_maximum_share_its_derivative():
@@ -202,8 +202,10 @@ def test_a_model_axis_inside_of_a_streamed_client():
     with jax.set_mesh(mesh):
         found = jax.jit(fx.stream(jax.value_and_grad(fn), at_once=2))(w, x)
     value = np.asarray(x.value, np.float64)
-    np.testing.assert_allclose(found[0], np.mean(np.sum((value * w) ** 2, 1)), rtol=1e-5)
-    np.testing.assert_allclose(found[1], np.mean(2 * value**2 * w, 0), rtol=1e-5)
+    np.testing.assert_allclose(
+        found[0], np.mean(np.sum((value * np.asarray(w)) ** 2, 1)), rtol=1e-5
+    )
+    np.testing.assert_allclose(found[1], np.mean(2 * value**2 * np.asarray(w), 0), rtol=1e-5)
 
 
 def test_a_stream_within_a_plan_is_the_program():
@@ -257,7 +259,7 @@ def test_results_of_clients_on_the_host_are_in_their_order():
     x = cohort(7)
     host = fx.HostClients(chunks_of(x, (3, 3, 1)), size=7)
     fn = fx.stream(lambda w, x: fx.client_map(jnp.multiply, w, x), at_once=2)
-    np.testing.assert_allclose(fn(W, host).value, W[None] * x.value, rtol=1e-6)
+    np.testing.assert_allclose(fn(W, host).value, np.asarray(W) * np.asarray(x.value), rtol=1e-6)
 
 
 def test_a_grain_data_set_gives_the_chunks():
@@ -279,8 +281,13 @@ def test_wrong_cohorts_on_the_host_are_refused():
         streamed(W, fx.HostClients(chunks, size=8))
     with pytest.raises(TypeError, match="iterated more than once.*list_iterator"):
         fx.HostClients(iter(chunks), size=7)
+
+    class Arrays:
+        def __iter__(self):
+            yield np.zeros((3, 3))
+
     with pytest.raises(TypeError, match="chunk 0 is a ndarray"):
-        streamed(W, fx.HostClients([np.zeros((3, 3))], size=3))
+        streamed(W, fx.HostClients(Arrays(), size=3))  # pyright: ignore
     with pytest.raises(ValueError, match="no chunks"):
         streamed(W, fx.HostClients([], size=3))
     with pytest.raises(ValueError, match="size=0"):
@@ -297,5 +304,5 @@ def test_wrong_cohorts_on_the_host_are_refused():
 
 @pytest.mark.parametrize("at_once", [0, -1, 2.0, True, "all"])
 def test_at_once_is_a_number_of_clients(at_once):
-    with pytest.raises(ValueError, match="at_once="):
+    with pytest.raises((ValueError, TypeError), match="at_once"):
         fx.stream(mean_loss, at_once=at_once)

@@ -133,8 +133,12 @@ WEIGHTLESS = ("masked_loss", "uneven_round")
 
 @pytest.mark.parametrize(
     ("case", "clients"),
-    [(c, n) for c in PLANNABLE for n in (1, 2, 7, 64) if n > 1 or c.name not in WEIGHTLESS],
-    ids=lambda x: getattr(x, "name", x),
+    [
+        pytest.param(c, n, id=f"{c.name}, {n}", marks=[] if n == 7 else pytest.mark.slow)
+        for c in PLANNABLE
+        for n in (1, 2, 7, 64)
+        if n > 1 or c.name not in WEIGHTLESS
+    ],
 )
 def test_one_plan_is_right_at_any_cohort_size(case, clients):
     plan = fx.plan(case.program, *case.sample(clients=5))
