@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import pytest
 from federated.backends.registry import BACKENDS, QUICK, crossed
 from federated.helpers import assert_matches, assert_same
 

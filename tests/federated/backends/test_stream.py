@@ -1,6 +1,7 @@
 """stream: memory by the chunk and not by the cohort, control flow kept, cohorts on the host."""
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -235,7 +236,7 @@ def test_an_eager_stream_compiles_once():
 
 def chunks_of(x, sizes):
     edges = np.cumsum([0, *sizes])
-    return [fx.Clients(x.value[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [fx.Clients(x.value[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def loss_after_a_round(w, x):
@@ -279,7 +280,7 @@ def test_wrong_cohorts_on_the_host_are_refused():
     streamed = fx.stream(mean_loss)
     with pytest.raises(ValueError, match=r"size=8\): its chunks have 7 clients"):
         streamed(W, fx.HostClients(chunks, size=8))
-    with pytest.raises(TypeError, match="iterated more than once.*list_iterator"):
+    with pytest.raises(TypeError, match=r"iterated more than once.*list_iterator"):
         fx.HostClients(iter(chunks), size=7)
 
     class Arrays:
