@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from typing import Any
 
 import grain
@@ -328,3 +329,15 @@ def test_totals(tmp_path):
     assert data.RecordSource(ROWS).total() == 300
     assert data.RecordSource(iter(ROWS)).total() is None
     assert data.ArrowSource(pa.Table.from_pylist(ROWS)).total() == 300
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "csv", "csv.gz"])
+def test_the_total_of_a_text_file_is_estimated(tmp_path, ending):
+    chooser = random.Random(0)
+    lines = [f"{n},{chooser.getrandbits(8 * chooser.randrange(1, 300)):x}" for n in range(50_000)]
+    if ending.startswith("jsonl"):
+        lines = [json.dumps({"n": line}) for line in lines]
+    with pa.output_stream(str(tmp_path / f"a.{ending}")) as file:
+        file.write("".join(line + "\n" for line in lines).encode())
+    total = as_source(tmp_path / f"a.{ending}").total()
+    assert total == pytest.approx(50_000, rel=0.2)

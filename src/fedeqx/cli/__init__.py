@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from ._errors import CommandError
 
-_COMMANDS = ("demo",)
+_COMMANDS = ("demo", "group", "stats", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

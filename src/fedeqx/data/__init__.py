@@ -7,8 +7,8 @@ from ._csv_files import CsvSource as CsvSource
 from ._dataset import Group as Group
 from ._dataset import GroupedDataset as GroupedDataset
 from ._dataset import open as open
-from ._grouping import Progress as Progress
 from ._grouping import group as group
+from ._inputs import as_source as as_source
 from ._json_lines import JsonLinesSource as JsonLinesSource
 from ._layout import DatasetFormatError as DatasetFormatError
 from ._nested import nested as nested
@@ -22,6 +22,7 @@ from ._partition import by_field as by_field
 from ._partition import by_function as by_function
 from ._partition import by_url_domain as by_url_domain
 from ._parts import GroupPart as GroupPart
+from ._progress import Progress as Progress
 from ._records import ArrowSource as ArrowSource
 from ._records import HuggingFaceSource as HuggingFaceSource
 from ._records import RecordSource as RecordSource
@@ -35,6 +36,7 @@ from ._sources import AbstractSource as AbstractSource
 from ._sources import Skipped as Skipped
 from ._sources import Skips as Skips
 from ._sources import SourceError as SourceError
+from ._stats import PERCENTILES as PERCENTILES
 from ._stats import LabelSkew as LabelSkew
 from ._stats import group_counts as group_counts
 from ._stats import label_skew as label_skew
@@ -56,6 +58,7 @@ from ._verify import verify as verify
 
 __all__ = [
     "BYTE_VOCAB_SIZE",
+    "PERCENTILES",
     "SEPARATOR",
     "AbstractDirectPartition",
     "AbstractPartition",
@@ -82,6 +85,7 @@ __all__ = [
     "SourceError",
     "TextFolderSource",
     "Verification",
+    "as_source",
     "by_expression",
     "by_field",
     "by_function",

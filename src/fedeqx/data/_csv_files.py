@@ -7,7 +7,7 @@ from typing import Any, final
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from ._files import READ_ERRORS, Places, check_columns
+from ._files import READ_ERRORS, Places, check_columns, estimate_lines
 from ._sources import BATCH_BYTES, AbstractSource, Skips, SourceError, pieces
 
 
@@ -101,4 +101,4 @@ class CsvSource(AbstractSource):
         return self._places.locate(row)
 
     def total(self) -> int | None:
-        return None
+        return estimate_lines(self._files)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ._sources import Skips, SourceError
+from ._sources import BATCH_BYTES, Skips, SourceError
 
 READ_ERRORS = (OSError, pa.ArrowException)
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 class _Place(NamedTuple):
@@ -44,6 +45,27 @@ class Places:
         at = bisect.bisect_right(self._places, row, key=lambda place: place.first_row) - 1
         place = self._places[at]
         return f"{place.file}, {self._word} {place.numbers[row - place.first_row]}"
+
+
+def estimate_lines(files: Sequence[Path]) -> int | None:
+    """About how many lines text files have, by the first few MB; `None` where that tells little."""
+    try:
+        size = sum(file.stat().st_size for file in files)
+        with pa.OSFile(str(files[0]), "rb") as raw:
+            codec = _CODECS.get(files[0].suffix)
+            stream = pa.CompressedInputStream(raw, codec) if codec else raw
+            lines, places = [], [0]
+            while len(lines) < 3 and (block := stream.read(BATCH_BYTES)):
+                lines.append(block.count(b"\n"))
+                places.append(raw.tell())
+        if len(lines) < 3:
+            return sum(lines) * size // max(1, files[0].stat().st_size)
+        # Decompression reads ahead: what one block takes is the distance of two places. Where it
+        # has read all, there is no such distance, and little to wait for.
+        step = places[3] - places[2]
+        return lines[2] * size // step if step else None
+    except READ_ERRORS:
+        return None
 
 
 def refuse(skipped: Skips, path: Path, error: Exception, skip: bool) -> None:

@@ -3,11 +3,10 @@
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,25 +19,13 @@ from ._keyed import KeyedExamples
 from ._layout import describe_schema, write_manifest
 from ._partition import AbstractPartition, as_partition
 from ._planned import AbstractPlannedPartition
-from ._sorting import BYTES, ExternalSort
+from ._progress import Progress, Reporter
+from ._sorting import ExternalSort
 from ._sources import Skips, SourceError
 from ._writer import GroupWriter, WriterOptions
 
-
-class Progress(NamedTuple):
-    """How far `group` has come.
-
-    - `stage`: `"read"` or `"write"`.
-    - `examples`, `bytes`: done in this stage.
-    - `total`: the examples of this stage, where known.
-    - `seconds`: since the stage began.
-    """
-
-    stage: Literal["read", "write"]
-    examples: int
-    bytes: int
-    total: int | None
-    seconds: float
+# Parquet's codecs that Arrow writes.
+_CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 
 
 def group(
@@ -100,6 +87,8 @@ def group(
         raise ValueError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}; give at least 1, or None for one per core.")
+    if compression.lower() not in _CODECS:
+        raise ValueError(f"compression={compression!r}: give one of {', '.join(_CODECS)}.")
     examples, partition, out = as_source(source), as_partition(by), Path(out)
     limit = parse_bytes(memory_limit, "memory_limit")
     options = WriterOptions(
@@ -110,16 +99,19 @@ def group(
     with _appearing(out, overwrite=overwrite) as folder:
         spill = folder / "spill"
         spill.mkdir()
-        keyed = KeyedExamples(examples, partition, skip=on_error == "skip", temp=spill)
+        reporter = Reporter(progress)
+        keyed = KeyedExamples(
+            examples, partition, skip=on_error == "skip", temp=spill, reporter=reporter
+        )
         with ExternalSort(spill, memory_limit=limit, threads=threads or _cores()) as sort:
-            for batch in _reported(keyed.batches(), "read", examples.total(), progress):
+            for batch in keyed.batches():
                 sort.add(batch)
             if not keyed.kept:
                 raise SourceError(
                     f"All {keyed.examples_in} examples were skipped; the first one: "
                     f"{next(iter(keyed.skipped), None)}. Correct the partition function."
                 )
-            ordered = _reported(sort.finish(), "write", keyed.kept, progress)
+            ordered = reporter(sort.finish(), "write", keyed.kept)
             written = _write(ordered, keyed, folder, options)
         shutil.rmtree(spill)
         if written["num_examples"] + keyed.skipped.count != keyed.examples_in:
@@ -140,29 +132,6 @@ def group(
             },
         )
     return open_dataset(out)
-
-
-def _reported(
-    batches: Iterator[pa.RecordBatch],
-    stage: Literal["read", "write"],
-    total: int | None,
-    progress: Callable[[Progress], None] | None,
-) -> Iterator[pa.RecordBatch]:
-    """The same batches; tells about them as they pass."""
-    if progress is None:
-        yield from batches
-        return
-    start = told = time.monotonic()
-    rows = size = 0
-    for batch in batches:
-        yield batch
-        rows += batch.num_rows
-        size += int(batch.column(BYTES).sum().as_py() or 0)
-        now = time.monotonic()
-        if now - told >= 0.1:
-            told = now
-            progress(Progress(stage, rows, size, total, now - start))
-    progress(Progress(stage, rows, size, rows, time.monotonic() - start))
 
 
 def _write(

@@ -9,7 +9,7 @@ from typing import Any, final
 import pyarrow as pa
 import pyarrow.json as pj
 
-from ._files import READ_ERRORS, Places, refuse
+from ._files import READ_ERRORS, Places, estimate_lines, refuse
 from ._sources import BATCH_BYTES, AbstractSource, Skips, SourceError, pieces
 
 
@@ -64,7 +64,7 @@ class JsonLinesSource(AbstractSource):
         return self._places.locate(row)
 
     def total(self) -> int | None:
-        return None
+        return estimate_lines(self._files)
 
     def _infer(self, path: Path, lines: list[bytes], numbers: Sequence[int]) -> pa.Schema:
         good = lines

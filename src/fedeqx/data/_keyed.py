@@ -18,6 +18,7 @@ from ._partition import (
     Problem,
 )
 from ._planned import AbstractPlannedPartition, AbstractPlanner, NestedPlanner, SimplePlanner
+from ._progress import Reporter
 from ._sorting import FRONT
 from ._sources import AbstractSource, Skips, SourceError
 from ._types import storable
@@ -30,7 +31,13 @@ class KeyedExamples:
     """
 
     def __init__(
-        self, source: AbstractSource, partition: AbstractPartition, *, skip: bool, temp: Path
+        self,
+        source: AbstractSource,
+        partition: AbstractPartition,
+        *,
+        skip: bool,
+        temp: Path,
+        reporter: Reporter,
     ):
         self.examples_in = 0
         self.kept = 0
@@ -40,6 +47,7 @@ class KeyedExamples:
         self._partition = partition
         self._skip = skip
         self._temp = temp
+        self._reporter = reporter
         self._rest = source.batches(skip=skip)
         first = next((batch for batch in self._rest if batch.num_rows), None)
         if first is None:
@@ -72,6 +80,9 @@ class KeyedExamples:
             yield from self._planned(_planner(self._partition))
 
     def _read(self) -> Iterator[pa.RecordBatch]:
+        return self._reporter(self._checked(), "read", self._source.total())
+
+    def _checked(self) -> Iterator[pa.RecordBatch]:
         yield self._first
         for batch in self._rest:
             if batch.schema != self._first.schema:
@@ -108,10 +119,10 @@ class KeyedExamples:
                 writer.write_batch(batch)
         if self.examples_in == self.skipped.count:
             return
-        keys = planner.plan()
+        keys, kept = planner.plan(), self.examples_in - self.skipped.count
         row = 0
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-            for batch in reader:
+            for batch in self._reporter(iter(reader), "assign", kept):
                 yield self._ready(keys(row, row + batch.num_rows), batch)
                 row += batch.num_rows
         path.unlink()

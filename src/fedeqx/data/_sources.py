@@ -78,7 +78,7 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def total(self) -> int | None:
-        """How many examples there are, where that is known before reading."""
+        """How many examples there are, where that is known or estimated before reading."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.batches():
