@@ -3,12 +3,7 @@
 import hashlib
 import itertools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections import defaultdict
 
 import duckdb
@@ -442,37 +437,6 @@ def test_an_existing_folder_is_kept_unless_overwriting_succeeds(tmp_path):
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert list(data.group([{"g": "b"}], by="g", out=out, overwrite=True).ids()) == ["b"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
-def test_an_interrupted_process_leaves_nothing_that_opens(tmp_path, number):
-    code = f"""
-import itertools, signal, fedeqx.data as data
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-def records():
-    for n in itertools.count():
-        if n == 20_000:
-            print("running", flush=True)
-        yield {{"g": n % 100, "t": "x" * 200}}
-data.group(records(), by="g", out={str(tmp_path / "out")!r}, memory_limit="200MB")
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
-        time.sleep(0.2)
-        os.kill(process.pid, number)
-        try:
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode != 0
-    with pytest.raises(FileNotFoundError):
-        data.open(tmp_path / "out")
-    if number == signal.SIGINT:
-        assert "KeyboardInterrupt" in errors
-        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

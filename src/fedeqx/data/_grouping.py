@@ -1,16 +1,15 @@
 """Groups the examples of any source by a partition function, once, on disk."""
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ._amounts import parse_bytes
+from ._appearing import appearing
 from ._dataset import GroupedDataset
 from ._dataset import open as open_dataset
 from ._ids import kind_of
@@ -45,7 +44,8 @@ def group(
     """Partition the examples of a source into groups and write them, sorted by group, to disk.
 
     The examples of a group keep the order in which the source gave them. Every example that goes in
-    comes out, and the manifest counts both. The data set appears at `out` complete or not at all.
+    comes out, and the manifest counts both. The data set appears at `out` complete or not at all;
+    what a killed run left beside it is removed by the next one.
     This is the preprocessing of Dataset Grouper ([arXiv
     2307.09619](https://arxiv.org/abs/2307.09619)).
 
@@ -96,7 +96,7 @@ def group(
         parse_bytes(row_group_bytes, "row_group_bytes"),
         compression,
     )
-    with _appearing(out, overwrite=overwrite) as folder:
+    with appearing(out, overwrite=overwrite) as folder:
         spill = folder / "spill"
         spill.mkdir()
         reporter = Reporter(progress)
@@ -158,30 +158,6 @@ def _told_partition(partition: AbstractPartition, num_groups: int) -> dict[str, 
     if isinstance(partition, AbstractPlannedPartition):
         told["empty_groups"] = partition.num_groups - num_groups
     return told
-
-
-@contextmanager
-def _appearing(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder to build in, which takes the name `out` when all went well and else is removed."""
-    if out.exists() and not overwrite:
-        raise FileExistsError(
-            f"{out} exists already. Choose another out=..., or replace it with overwrite=True."
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    token = secrets.token_hex(4)
-    building = out.parent / f".{out.name}.building-{token}"
-    building.mkdir()
-    try:
-        yield building
-        old = out.parent / f".{out.name}.replaced-{token}"
-        if out.exists():
-            out.rename(old)
-        building.rename(out)
-        if old.exists():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def _cores() -> int:
