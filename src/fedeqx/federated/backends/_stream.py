@@ -266,7 +266,8 @@ class Chunks:
     ) -> tuple[list[Array], list[Array]]:
         """Of `[rows, ...]` inputs, the totals and the rows of the results."""
 
-        @functools.partial(jax.checkpoint, prevent_cse=False)
+        # In a scan nothing can be merged across the two passes, so XLA needs no barrier for it.
+        @functools.partial(jax.checkpoint, prevent_cse=self.chunks == 1)
         def chunk(own: Any, valid: Any, sent: Any) -> Any:
             contributions, results = self._together(number, own, sent)
             totals: list[Array] = []
