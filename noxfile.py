@@ -24,14 +24,14 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests, on eight simulated devices: `nox -s tests -- tests/data -k stream`."""
-    session.install("-e", ".[plot]", *_group("test"))
+    session.install("-e", ".[export,plot]", *_group("test"))
     session.run("pytest", "-n", "2", *session.posargs)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that `tests` leaves out for time: more combinations of the same kinds."""
-    session.install("-e", ".[plot]", *_group("test"))
+    session.install("-e", ".[export,plot]", *_group("test"))
     session.run("pytest", "-n", "2", "-m", "slow", *session.posargs)
 
 
@@ -46,7 +46,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Pyright over everything."""
-    session.install("-e", ".[plot]", *_group("test"), *_group("typecheck"), "nox")
+    session.install("-e", ".[export,plot]", *_group("test"), *_group("typecheck"), "nox")
     session.run("pyright", *session.posargs)
 
 

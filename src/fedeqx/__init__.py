@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from .federated import SERVER as SERVER
     from .federated import Clients as Clients
     from .federated import HostClients as HostClients
+    from .federated import LoadedPlan as LoadedPlan
     from .federated import Plan as Plan
     from .federated import PlanError as PlanError
     from .federated import Server as Server
     from .federated import broadcast as broadcast
     from .federated import client_map as client_map
     from .federated import cohort_size as cohort_size
+    from .federated import load_plan as load_plan
     from .federated import plan as plan
     from .federated import program as program
     from .federated import reduce_max as reduce_max
@@ -39,6 +41,7 @@ __all__ = [
     "SERVER",
     "Clients",
     "HostClients",
+    "LoadedPlan",
     "Plan",
     "PlanError",
     "Server",
@@ -47,6 +50,7 @@ __all__ = [
     "cohort_size",
     "data",
     "learning",
+    "load_plan",
     "nn",
     "plan",
     "program",

@@ -12,6 +12,8 @@ from ._placement import SERVER as SERVER
 from ._placement import Clients as Clients
 from ._placement import Server as Server
 from ._program import program as program
+from .backends._export import LoadedPlan as LoadedPlan
+from .backends._export import load_plan as load_plan
 from .backends._host import HostClients as HostClients
 from .backends._stream import require_at_once as require_at_once
 from .backends._stream import stream as stream

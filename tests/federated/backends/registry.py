@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +41,16 @@ def _streamed(at_once):
     return lambda program, arguments: fx.stream(program, at_once=at_once)(*arguments)
 
 
+def _exported(program, arguments):
+    plan = fx.plan(program, *arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        plan.export(Path(folder) / "plan", derivatives=1)
+        loaded = fx.load_plan(Path(folder) / "plan")
+    return plan.outputs.join(loaded.arrays(*arguments))
+
+
 BACKENDS = {
+    "exported": Backend(_exported),
     "mesh of 2": Backend(_call, devices=2),
     "mesh of 8": Backend(_call, devices=8),
     "plan": Backend(_planned),
@@ -52,7 +63,7 @@ BACKENDS = {
 
 PLANNED = [name for name in BACKENDS if "mesh" not in name or "stream" in name]
 # The rest is for the slow session: more of the same kinds.
-QUICK = ["plan", "stream, 3 at once", "stream on a mesh of 2"]
+QUICK = ["plan", "exported", "stream, 3 at once", "stream on a mesh of 2"]
 
 
 def crossed(quick: list[str], **wanted: Any) -> pytest.MarkDecorator:

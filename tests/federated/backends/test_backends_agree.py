@@ -21,7 +21,7 @@ def test_value(case, backend):
     assert_matches(found, case.expected(arguments), rtol=case.rtol)
 
 
-@crossed(QUICK[1:2], differentiable=True)
+@crossed(QUICK[1:3], differentiable=True)
 def test_derivatives(case, backend):
     """The gradient of what the backend runs is the program's, which an oracle vouches for."""
     arguments = case.sample()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Array
 
 from . import _local, _mesh
+from ._local import KINDS as KINDS
 from ._local import accumulator_dtype as accumulator_dtype
 from ._local import plan_scope as plan_scope
 from ._local import planning as planning

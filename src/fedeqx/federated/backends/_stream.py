@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool
 
 from .. import _primitives as prims
 from .._placement import CLIENTS
-from ..plan._evaluate import evaluate, own_values
+from ..plan._evaluate import evaluate, own_values, reduce_over
 from ..plan._flat import Placement, aval_of
 from ..plan._plan import Plan, plan
 from ..plan._stages import Schedule
@@ -325,8 +325,7 @@ def _start(kind: str, like: Any) -> Array:
 def _reduced(kind: str, values: Array, valid: Bool[Array, " each"] | None) -> Array:
     if valid is not None:
         values = _mesh.where_row(valid, values, _mesh.identity(kind, values.dtype))
-    dtype = _local.accumulator_dtype(kind, values.dtype)
-    return _local.KINDS[kind](values.astype(dtype), axis=(0, 1))
+    return reduce_over(kind, values, axis=(0, 1))
 
 
 def _lengthened(x: Array, rows: int) -> Array:

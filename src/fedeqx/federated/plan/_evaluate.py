@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, Var
 from jaxtyping import Array
 
-from ..backends import accumulator_dtype
+from ..backends import KINDS, accumulator_dtype
 from ._flat import Atom, Placement
-from ._stages import Move, Schedule, Stage
+from ._stages import Schedule, Stage
 
 ClientWork = Callable[[int, Mapping[int, Array]], tuple[Sequence[Array], Sequence[Array]]]
 """`work(round, received) -> (totals of its reductions, clients' own results after it)`, where
@@ -64,7 +64,7 @@ def keeping(schedule: Schedule, own: Mapping[Var, Array], size: int) -> ClientWo
         outs = jax.vmap(step.client)(*(kept[v] for v in step.client.inputs))
         pairs = zip(step.client.outputs, outs, strict=True)
         kept.update({v: x for v, x in pairs if isinstance(v, Var)})
-        totals = [reduce_chunk(m, kept[m.source]) for m in step.reductions]
+        totals = [reduce_over(m.kind, kept[m.source], axis=(0, 1)) for m in step.reductions]
         results = [kept[v][:, 0] for v in schedule.client_results(number)]
         for v in set(kept) - set(step.client_keeps) - set(own):
             del kept[v]  # what is not listed is not there in the next round
@@ -73,11 +73,10 @@ def keeping(schedule: Schedule, own: Mapping[Var, Array], size: int) -> ClientWo
     return work
 
 
-def reduce_chunk(move: Move, values: Array) -> Array:
-    """Reduces `[clients, 1, ...]` in the dtype that the reduction accumulates in."""
-    values = values.astype(accumulator_dtype(move.kind, values.dtype))
-    reduction = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[move.kind]
-    return reduction(values, axis=(0, 1))
+def reduce_over(kind: str, values: Array, axis: Any = 0) -> Array:
+    """Reduces over the clients, in the dtype that the reduction accumulates in."""
+    values = values.astype(accumulator_dtype(kind, values.dtype))
+    return KINDS[kind](values, axis=axis)
 
 
 def own_values(schedule: Schedule, arrays: Sequence[Array]) -> dict[Var, Array]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Var
@@ -84,6 +85,31 @@ class Plan:
     def to_mermaid(self) -> str:
         """The plan as a Mermaid sequence diagram, which Markdown viewers draw."""
         return mermaid(self)
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        platforms: Sequence[str] = ("cpu",),
+        derivatives: int = 0,
+    ) -> None:
+        """Writes the plan as files that `load_plan` reads: StableHLO, and a manifest.
+
+        Needs the extra `fedeqx[export]`.
+
+        **Arguments:**
+
+        - `folder`: a folder that is not there yet. It appears whole or not at all.
+        - `platforms`: what the stages are compiled for: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
+        - `derivatives`: how often the loaded plan can be differentiated in reverse. A plan of a
+            gradient needs none of it.
+
+        Raises a `FileExistsError` if the folder exists, and a `PlanError` for a plan that was made
+        inside of another transformation.
+        """
+        from ..backends._export import export
+
+        export(self, folder, platforms=platforms, derivatives=derivatives)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the stages, all clients at once. Raises a `PlanError` for other shapes."""
