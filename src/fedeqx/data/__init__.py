@@ -4,9 +4,9 @@ from ._cohorts import Cohort as Cohort
 from ._cohorts import Cohorts as Cohorts
 from ._cohorts import cohorts as cohorts
 from ._csv_files import CsvSource as CsvSource
-from ._dataset import Group as Group
 from ._dataset import GroupedDataset as GroupedDataset
 from ._dataset import open as open
+from ._group import Group as Group
 from ._grouping import group as group
 from ._inputs import as_source as as_source
 from ._json_lines import JsonLinesSource as JsonLinesSource
@@ -21,7 +21,6 @@ from ._partition import by_expression as by_expression
 from ._partition import by_field as by_field
 from ._partition import by_function as by_function
 from ._partition import by_url_domain as by_url_domain
-from ._parts import GroupPart as GroupPart
 from ._progress import Progress as Progress
 from ._records import ArrowSource as ArrowSource
 from ._records import HuggingFaceSource as HuggingFaceSource
@@ -69,7 +68,6 @@ __all__ = [
     "CsvSource",
     "DatasetFormatError",
     "Group",
-    "GroupPart",
     "GroupedDataset",
     "HuggingFaceSource",
     "JsonLinesSource",

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._dataset import Group
+from ._group import Group
 from ._ids import GroupId, to_key
 from ._seeding import generator
 from ._text import pack, token_chunks
@@ -45,10 +45,7 @@ def read_client(group: Group, number: int, options: ClientOptions) -> Client:
     """
     batch_size, length = options.batch_size, options.sequence_length
     stride = batch_size * length
-    context = ("batches", options.seed, number, to_key(group.id))
-    # The bytes of all columns, and so at least the tokens.
-    at_most = -(-(group.num_bytes + len(group)) // stride)
-    draw = _Draw(options.steps, context if at_most > options.steps else None)
+    draw = _Draw(options.steps, ("batches", options.seed, number, to_key(group.id)))
     columns = (options.text,)
     left = np.zeros(0, np.uint16)
     for chunk in token_chunks(batch.column(0) for batch in group.batches(columns=columns)):
@@ -73,19 +70,23 @@ class _Draw:
     """Keeps `steps` batches of a stream of them, uniformly at random; all of them while they
     fit."""
 
-    def __init__(self, steps: int, context: tuple[int | str | bytes, ...] | None):
-        """`context` is what the choice is a function of; `None` where all batches will fit."""
+    def __init__(self, steps: int, context: tuple[int | str | bytes, ...]):
+        """`context` is what the choice is a function of."""
         self._steps = steps
-        self._random = None if context is None else generator(*context)
-        # (priority, number, tokens), sorted by priority.
+        self._context = context
+        # Most clients have no more batches than steps, and nothing to choose.
+        self._random: np.random.Generator | None = None
+        # (priority, number, tokens), sorted.
         self._kept: list[tuple[float, int, np.ndarray]] = []
         self._seen = 0
 
     def take(self, count: int, tokens: np.ndarray, stride: int) -> None:
         """See `count` more batches, which follow each other in `tokens`."""
+        if self._seen + count > self._steps and self._random is None:
+            self._random = self._prioritize()
         if self._random is None:
-            priorities = np.arange(self._seen, self._seen + count, dtype=float)
-            bar = np.inf
+            priorities = np.zeros(count)
+            bar = 1.0
         else:
             priorities = self._random.random(count)
             bar = self._kept[-1][0] if len(self._kept) == self._steps else 1.0
@@ -96,10 +97,25 @@ class _Draw:
         del self._kept[self._steps :]
         self._seen += count
 
+    def _prioritize(self) -> np.random.Generator:
+        """Give all batches seen so far, which are all kept, their priorities."""
+        random = generator(*self._context)
+        priorities = random.random(self._seen).tolist()
+        self._kept = sorted(
+            (
+                (priority, *batch[1:])
+                for priority, batch in zip(priorities, self._kept, strict=True)
+            ),
+            key=lambda batch: batch[:2],
+        )
+        return random
+
     def in_order(self, epochs: int) -> list[np.ndarray]:
         """The batches of all local epochs, up to the number of steps, each epoch in text order."""
         total = min(epochs * len(self._kept), self._steps)
         passes, rest = divmod(total, max(1, len(self._kept)))
+        if rest and self._random is None:
+            self._prioritize()
         # The last epoch may be cut short: then by priority, not always by what comes last.
         parts = [self._kept] * passes + [self._kept[:rest]]
         return [piece for part in parts for _, _, piece in sorted(part, key=lambda b: b[1])]

@@ -1,6 +1,6 @@
 """A grouped data set, opened: counts, ids, and its groups in any order."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -9,80 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ._dataset_ids import Ids
-from ._examples import to_examples
+from ._group import Group, Size, sizes_of
 from ._ids import GroupId, GroupIdError, digest, from_column, to_key
 from ._layout import GROUP_COLUMN, INDEX_NAME, read_manifest, restore_schema
-from ._parts import GroupPart, edges_of, split_group
+from ._parts import Part, edges_of, parts_of
 from ._reader import Index, MemoryRows, ParquetRows
 
 if TYPE_CHECKING:
     import grain
-
-
-@final
-class Group:
-    """One group: its id, its size, and its examples as a lazy stream that can be read again."""
-
-    __slots__ = ("_first_row", "_rows", "_shard", "_size", "id", "num_bytes", "num_words")
-
-    def __init__(self, dataset: "GroupedDataset", position: int):
-        entry = dataset._index.entry(position)
-        self.id: GroupId = dataset._id_at(position)
-        self.num_bytes = entry.bytes
-        self.num_words = entry.words
-        self._rows = dataset._rows
-        self._shard, self._first_row, self._size = entry.shard, entry.first_row, entry.examples
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches():
-            yield from to_examples(batch)
-
-    def batches(
-        self, start: int = 0, stop: int | None = None, *, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """The examples as Arrow record batches of about a row group each, read as they are asked
-        for.
-
-        **Arguments:**
-
-        - `start`, `stop`: the first example, and the one after the last; all by default.
-        - `columns`: the columns to read; all by default.
-        """
-        stop = self._size if stop is None else min(stop, self._size)
-        names = None if columns is None else tuple(columns)
-        count = max(0, stop - start)
-        yield from self._rows.read(self._shard, self._first_row + start, count, names)
-
-    def split(self, fractions: Mapping[str, float | int], *, seed: int) -> dict[str, GroupPart]:
-        """Split the examples at random, for example into a tuning and a held-out part.
-
-        An example's part depends on its content, the seed and the fractions alone, so that it stays
-        the same in any order; equal examples are never in two parts.
-
-        **Arguments:**
-
-        - `fractions`: the parts' names and their expected shares, which add up to 1.
-        - `seed`: any integer.
-
-        **Returns:**
-
-        The parts by name: iterate them as often as you like; nothing is held in memory.
-        """
-        return split_group(self, fractions, seed)
-
-    def load(self) -> "Group":
-        """The same group with its examples in memory."""
-        loaded = Group.__new__(Group)
-        loaded.id, loaded.num_bytes, loaded.num_words = self.id, self.num_bytes, self.num_words
-        loaded._rows = MemoryRows([pa.Table.from_batches(self.batches())])
-        loaded._shard, loaded._first_row, loaded._size = 0, 0, self._size
-        return loaded
-
-    def __repr__(self) -> str:
-        return f"Group(id={self.id!r}, examples={len(self)}, bytes={self.num_bytes})"
 
 
 @final
@@ -99,12 +33,14 @@ class GroupedDataset:
         *,
         positions: np.ndarray | None = None,
         in_memory: bool = False,
+        parts: tuple[Part, ...] = (),
     ):
         """**Arguments:**
 
         - `path`: a folder that `fx.data.group` wrote.
         - `positions`: which groups to keep, by their place in the index, ascending; all by default.
         - `in_memory`: load all shards at once.
+        - `parts`: which of every group's examples to keep; see `split_examples`.
         """
         self.path = Path(path)
         self.manifest: dict[str, Any] = read_manifest(self.path)
@@ -113,6 +49,8 @@ class GroupedDataset:
         self._index = Index(self.path / INDEX_NAME)
         self._positions = positions
         self._in_memory = in_memory
+        self._parts = parts
+        self._part_sizes: dict[str, np.ndarray] | None = None
         files = [shard["file"] for shard in self.manifest["shards"]]
         self._rows = (
             MemoryRows(
@@ -123,7 +61,7 @@ class GroupedDataset:
         )
 
     def __reduce__(self):
-        return _reopen, (self.path, self._positions, self._in_memory)
+        return _reopen, (self.path, self._positions, self._in_memory, self._parts)
 
     @property
     def num_groups(self) -> int:
@@ -167,10 +105,14 @@ class GroupedDataset:
 
         **Returns:**
 
-        An int64 array of one number per group.
+        An int64 array of one number per group. After `split_examples` the first call reads the
+        examples to count them.
         """
-        if of not in ("examples", "bytes", "words"):
+        if of not in Size._fields:
             raise ValueError(f"sizes(of={of!r}): give 'examples', 'bytes' or 'words'.")
+        if self._parts:
+            self._part_sizes = self._part_sizes or sizes_of(iter(self), len(self))
+            return self._part_sizes[of]
         column = self._index.column(of)
         return column if self._positions is None else column[self._positions]
 
@@ -179,7 +121,7 @@ class GroupedDataset:
         position = self._find(group_id)
         if position is None:
             raise KeyError(self._no_such(group_id))
-        return Group(self, position)
+        return self._group(position)
 
     def number_of(self, group_id: GroupId) -> int:
         """The number (from 0) of the group with this id in the order of `ids()`.
@@ -206,11 +148,11 @@ class GroupedDataset:
         """The group with this number (from 0) in the order of `ids()`."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"Group number {number} of a data set of {len(self)} groups.")
-        return Group(self, self._position(number % len(self)))
+        return self._group(self._position(number % len(self)))
 
     def __iter__(self) -> Iterator[Group]:
         for number in range(len(self)):
-            yield Group(self, self._position(number))
+            yield self._group(self._position(number))
 
     def select(self, ids: Iterable[GroupId]) -> "GroupedDataset":
         """The same data set with these groups alone, in the order of the files.
@@ -223,7 +165,7 @@ class GroupedDataset:
             if position is None:
                 raise KeyError(self._no_such(group_id))
             found.append(position)
-        return self._view(np.unique(np.asarray(found, np.int64)))
+        return self._with(positions=np.unique(np.asarray(found, np.int64)))
 
     def split_groups(
         self, fractions: Mapping[str, float | int], *, seed: int
@@ -255,11 +197,43 @@ class GroupedDataset:
             len(self),
         )
         every = np.arange(len(self)) if self._positions is None else self._positions
-        return {name: self._view(every[part_of == number]) for number, name in enumerate(fractions)}
+        return {
+            name: self._with(positions=every[part_of == number])
+            for number, name in enumerate(fractions)
+        }
+
+    def split_examples(
+        self, fractions: Mapping[str, float | int], *, seed: int
+    ) -> "dict[str, GroupedDataset]":
+        """Split every group's examples at random, for example into training and held-out ones.
+
+        An example's part depends on its content, the seed and the fractions alone: it stays the
+        same when the data is grouped again, by whatever, and equal examples are never in two parts.
+
+        **Arguments:**
+
+        - `fractions`: the parts' names and their expected shares, which add up to 1.
+        - `seed`: any integer.
+
+        **Returns:**
+
+        The parts by name: data sets of the same groups, of which small ones may be empty in a part.
+        They can be streamed, drawn as cohorts and split further like the whole; nothing is copied,
+        so that every read of a part reads its groups in full.
+
+        !!! Example
+
+            ```python
+            parts = dataset.split_examples({"train": 0.8, "test": 0.2}, seed=0)
+            cohorts = fx.data.cohorts(parts["train"], ...)
+            ```
+        """
+        parts = parts_of(fractions, seed, len(self._parts), "split_examples")
+        return {name: self._with(parts=(*self._parts, part)) for name, part in parts.items()}
 
     def in_memory(self) -> "GroupedDataset":
         """The same data set with all its examples loaded: the fastest to read, if they fit."""
-        return GroupedDataset(self.path, positions=self._positions, in_memory=True)
+        return self._with(in_memory=True)
 
     def stream(
         self,
@@ -297,13 +271,15 @@ class GroupedDataset:
         )
 
     def __repr__(self) -> str:
+        if self._parts:
+            return f"GroupedDataset({str(self.path)!r}, parts of {self.num_groups} groups)"
         return (
             f"GroupedDataset({str(self.path)!r}, groups={self.num_groups}, "
             f"examples={self.num_examples}, bytes={self.num_bytes})"
         )
 
     def _total(self, of: str) -> int:
-        if self._positions is None:
+        if self._positions is None and not self._parts:
             return self.manifest[f"num_{of}"]
         return int(self.sizes(of).sum())
 
@@ -331,8 +307,17 @@ class GroupedDataset:
                 return None
         return low
 
-    def _view(self, positions: np.ndarray) -> "GroupedDataset":
-        return GroupedDataset(self.path, positions=positions, in_memory=self._in_memory)
+    def _group(self, position: int) -> Group:
+        entry = self._index.entry(position)
+        return Group(self._id_at(position), self._rows, entry, self._parts)
+
+    def _with(self, **changes: Any) -> "GroupedDataset":
+        kept = {
+            "positions": self._positions,
+            "in_memory": self._in_memory,
+            "parts": self._parts,
+        }
+        return GroupedDataset(self.path, **{**kept, **changes})
 
     def _no_such(self, group_id: GroupId) -> str:
         return (
@@ -365,8 +350,10 @@ def open(path: str | Path) -> GroupedDataset:
     return GroupedDataset(path)
 
 
-def _reopen(path: Path, positions: np.ndarray | None, in_memory: bool) -> GroupedDataset:
-    return GroupedDataset(path, positions=positions, in_memory=in_memory)
+def _reopen(
+    path: Path, positions: np.ndarray | None, in_memory: bool, parts: tuple[Part, ...]
+) -> GroupedDataset:
+    return GroupedDataset(path, positions=positions, in_memory=in_memory, parts=parts)
 
 
 def _uniform(group_id: GroupId, seed: int) -> float:

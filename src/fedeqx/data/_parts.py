@@ -1,54 +1,34 @@
-"""Splits the examples of one group, for example into a tuning and a held-out part."""
+"""Parts of all examples, for example to train on and to hold out, by the examples' content."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ._examples import to_examples
 
-if TYPE_CHECKING:
-    from ._dataset import Group
+class Part(NamedTuple):
+    """The examples with a place in an interval: half open, of the numbers from 0 to 1."""
 
+    low: float
+    high: float
+    seed: int
+    # How many choices come before this one. The same seed must not choose alike in a part of a
+    # part, or its fractions would be those of a biased sample.
+    depth: int
 
-@final
-class GroupPart:
-    """Some examples of a group, as a lazy stream that can be read again."""
-
-    def __init__(self, group: "Group", low: float, high: float, seed: int):
-        self.id = group.id
-        self._group = group
-        self._low, self._high, self._seed = low, high, seed
-        self._size: int | None = None
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The examples as Arrow record batches; none is empty."""
-        for batch in self._group.batches():
-            places = _places(batch, self._seed)
-            kept = batch.filter(pa.array((places >= self._low) & (places < self._high)))
-            if kept.num_rows:
-                yield kept
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches():
-            yield from to_examples(batch)
-
-    def __len__(self) -> int:
-        if self._size is None:
-            self._size = sum(batch.num_rows for batch in self.batches())
-        return self._size
-
-    def __repr__(self) -> str:
-        return f"GroupPart(id={self.id!r}, from={self._low:g}, to={self._high:g})"
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that belong to this part. All columns count."""
+        places = _places(batch, self.seed, self.depth)
+        return batch.filter(pa.array((places >= self.low) & (places < self.high)))
 
 
 def edges_of(fractions: Mapping[str, float | int], what: str) -> np.ndarray:
     """The ends of the parts of the unit interval, checked. The last one is above every place."""
     shares = np.asarray(list(fractions.values()), float)
-    if not len(shares) or (shares < 0).any() or abs(shares.sum() - 1) > 1e-6:
+    if not len(shares) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
         raise ValueError(
             f"{what}({dict(fractions)}): the fractions must be at least 0 and add up to 1; they "
             f"add up to {shares.sum():.6g}."
@@ -59,21 +39,21 @@ def edges_of(fractions: Mapping[str, float | int], what: str) -> np.ndarray:
     return edges
 
 
-def split_group(
-    group: "Group", fractions: Mapping[str, float | int], seed: int
-) -> dict[str, GroupPart]:
-    """See `Group.split`."""
-    edges = edges_of(fractions, "split")
+def parts_of(
+    fractions: Mapping[str, float | int], seed: int, depth: int, what: str
+) -> dict[str, Part]:
+    """The parts by name; `what` is how an error names the caller."""
+    edges = edges_of(fractions, what)
     starts = [-np.inf, *edges[:-1]]
     return {
-        name: GroupPart(group, float(low), float(high), seed)
+        name: Part(float(low), float(high), seed, depth)
         for name, low, high in zip(fractions, starts, edges, strict=True)
     }
 
 
-def _places(batch: pa.RecordBatch, seed: int) -> np.ndarray:
+def _places(batch: pa.RecordBatch, seed: int, depth: int) -> np.ndarray:
     """A place in [0, 1) for each example: a hash of its content and the seed."""
-    prefix = hashlib.blake2b(f"{seed}".encode(), digest_size=8).digest()
+    prefix = hashlib.blake2b(f"{seed}/{depth}".encode(), digest_size=8).digest()
     columns = [column.to_pylist() for column in batch.columns]
     words = [
         hashlib.blake2b(

@@ -76,7 +76,7 @@ class LabelSkew(NamedTuple):
     - `labels`: the labels, sorted.
     - `overall`: float64 [labels]; the whole data set's distribution.
     - `distances`: float64 [groups]; each group's total variation distance from it, from 0 (the
-        same) to 1 (nothing in common).
+        same, or no examples) to 1 (nothing in common).
     - `num_labels`: int64 [groups]; how many labels each group has.
     """
 
@@ -115,8 +115,8 @@ def label_skew(dataset: GroupedDataset, label: str) -> LabelSkew:
     overall /= max(overall.sum(), 1.0)
     distances = []
     for own in counts:
-        shares = np.asarray([own.get(value, 0) for value in labels]) / sum(own.values())
-        distances.append(abs(shares - overall).sum() / 2)
+        shares = np.asarray([own.get(value, 0) for value in labels]) / max(1, sum(own.values()))
+        distances.append(abs(shares - overall).sum() / 2 if own else 0.0)
     return LabelSkew(
         labels, overall, np.asarray(distances), np.asarray([len(own) for own in counts])
     )

@@ -7,7 +7,8 @@ import grain
 from ._seeding import permuted_range
 
 if TYPE_CHECKING:
-    from ._dataset import Group, GroupedDataset
+    from ._dataset import GroupedDataset
+    from ._group import Group
 
 # Groups of one block lie next to each other on disk, mostly in a few row groups.
 _BLOCK = 512
