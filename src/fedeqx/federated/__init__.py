@@ -15,6 +15,7 @@ from ._program import program as program
 from .backends._export import LoadedPlan as LoadedPlan
 from .backends._export import load_plan as load_plan
 from .backends._host import HostClients as HostClients
+from .backends._stream import default_at_once as default_at_once
 from .backends._stream import require_at_once as require_at_once
 from .backends._stream import stream as stream
 from .plan import Plan as Plan
