@@ -4,8 +4,13 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+
+import fedeqx as fx
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +56,31 @@ def test_the_readmes_program_runs_and_its_gradient_is_right():
     np.testing.assert_allclose(names["loss"], (error**2).mean(), rtol=1e-5)
     expected = 2 * np.einsum("cb,cbd->d", error, x) / error.size
     np.testing.assert_allclose(names["gradient"].weight[0], expected, rtol=1e-4)
+
+
+def test_all_code_of_the_readme_runs(tmp_path, monkeypatch):
+    """Block after block, with what the reader is to bring: a loss, data, a mesh."""
+    monkeypatch.chdir(tmp_path)
+    program, learning, backends, data = (c for kind, c in readme_blocks() if kind == "python")
+    names: dict = {"records": [{"user": f"u{i % 40}", "text": "a b c " * 9} for i in range(80)]}
+    exec(compile(program, "README.md", "exec"), names)
+    exec(compile(data, "README.md", "exec"), names)
+    tokens = names["cohorts"][7].batches["tokens"]
+    assert (tokens.shape, tokens.dtype) == ((16, 4, 8, 65), np.int32)
+
+    names |= {
+        "mesh": jax.make_mesh(
+            (2,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]
+        ),
+        "key": jax.random.key(0),
+        "cohort": fx.training.to_clients(names["cohorts"][0]),
+        "loss_of_a_batch": lambda model, batch, key: jnp.mean(
+            (jnp.mean(model.weight) * jnp.mean(batch["tokens"].astype(jnp.float32)) - 1.0) ** 2
+        ),
+    }
+    exec(compile(backends, "README.md", "exec"), names)
+    exec(compile(learning.replace("stop=100", "stop=3"), "README.md", "exec"), names)
+    assert int(names["state"].round) == 4
 
 
 def test_the_readmes_error_is_the_one_that_is_raised():
