@@ -2,12 +2,13 @@
 
 import contextlib
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federated.backends.meshes import make_mesh
+from federated.backends.meshes import WAYS, make_mesh, on_mesh
 from jaxtyping import Array, Float
 
 import fedeqx as fx
@@ -178,11 +179,11 @@ def test_on_a_mesh_each_device_streams_its_own(axes, clients):
         np.testing.assert_allclose(found[1], slope, rtol=1e-4, atol=1e-6)
 
 
-def test_one_collective_ends_a_round():
-    mesh = make_mesh("clients=4")
-    fn = jax.jit(fx.stream(jax.value_and_grad(mean_loss), at_once=1))
-    with jax.set_mesh(mesh):
-        text = fn.lower(W, cohort(8)).compile().as_text()
+@pytest.mark.parametrize("way", WAYS)
+def test_one_collective_ends_a_round(way):
+    transform = lambda fn: fx.stream(jax.value_and_grad(fn), at_once=1)
+    fn = on_mesh(mean_loss, make_mesh("clients=4"), way, lambda fn: jax.jit(transform(fn)).lower)
+    text = fn(W, cohort(8)).compile().as_text()
     collectives = [
         name
         for name in ("all-reduce(", "all-gather(", "all-to-all(", "collective-permute(")
@@ -248,7 +249,7 @@ def loss_after_a_round(w, x):
 @pytest.mark.parametrize("sizes", [(7,), (3, 3, 1), (1, 2, 4)])
 def test_a_cohort_on_the_host_is_the_cohort(sizes, mesh):
     x = cohort(7)
-    host = fx.HostClients(chunks_of(x, sizes), size=7)
+    host: Any = fx.HostClients(chunks_of(x, sizes), size=7)
     expected = jax.value_and_grad(loss_after_a_round)(W, x)  # three rounds through the chunks
     with jax.set_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
         found = fx.stream(jax.value_and_grad(loss_after_a_round), at_once=2)(W, host)
@@ -267,8 +268,8 @@ def test_a_grain_data_set_gives_the_chunks():
     import grain
 
     x = cohort(7)
-    source = grain.MapDataset.source(np.asarray(x.value)).batch(3).map(fx.Clients)
-    host = fx.HostClients(source.to_iter_dataset(), size=7)
+    source = grain.MapDataset.source(list(np.asarray(x.value))).batch(3).map(fx.Clients)
+    host: Any = fx.HostClients(source.to_iter_dataset(), size=7)
     loss, slope = np_mean_loss(np.asarray(W, np.float64), x)
     found = fx.stream(jax.value_and_grad(mean_loss), at_once=2)(W, host)
     np.testing.assert_allclose(found[0], loss, rtol=1e-5)
@@ -277,7 +278,7 @@ def test_a_grain_data_set_gives_the_chunks():
 
 def test_wrong_cohorts_on_the_host_are_refused():
     chunks = chunks_of(cohort(7), (3, 4))
-    streamed = fx.stream(mean_loss)
+    streamed: Any = fx.stream(mean_loss)
     with pytest.raises(ValueError, match=r"size=8\): its chunks have 7 clients"):
         streamed(W, fx.HostClients(chunks, size=8))
     with pytest.raises(TypeError, match=r"iterated more than once.*list_iterator"):
@@ -288,7 +289,7 @@ def test_wrong_cohorts_on_the_host_are_refused():
             yield np.zeros((3, 3))
 
     with pytest.raises(TypeError, match="chunk 0 is a ndarray"):
-        streamed(W, fx.HostClients(Arrays(), size=3))  # pyright: ignore
+        streamed(W, fx.HostClients(Arrays(), size=3))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="no chunks"):
         streamed(W, fx.HostClients([], size=3))
     with pytest.raises(ValueError, match="size=0"):

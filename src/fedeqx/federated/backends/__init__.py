@@ -16,6 +16,7 @@ from ._local import plan_scope as plan_scope
 from ._local import planning as planning
 from ._mesh import AnyMesh as AnyMesh
 from ._mesh import ambient_mesh as ambient_mesh
+from ._mesh import found_meshes as found_meshes
 from ._mesh import mesh_scope as mesh_scope
 from ._mesh import types_values as types_values
 from ._mesh import without_clients_axis as without_clients_axis

@@ -118,7 +118,7 @@ class _Writer:
             "derivatives": self.derivatives,
             "values": self.described,
             "inputs": inputs,
-            "cohort_sizes": [self.value(v) for v in schedule.sizes()],
+            "cohort_sizes": [self.value(v) for v in schedule.sizes],
             "rounds": rounds,
             "end": end,
             "outputs": outputs,

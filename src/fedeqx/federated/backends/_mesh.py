@@ -9,8 +9,9 @@ cotangent of a broadcast, leaves them out; and what a program sees of a result h
 """
 
 import contextlib
+import contextvars
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -30,9 +31,29 @@ T = TypeVar("T")
 _declared = jax.make_user_context(None)
 
 
+# What programs declare while a plan is made of them, which itself uses no mesh.
+_found: contextvars.ContextVar[dict[AnyMesh, None] | None] = contextvars.ContextVar(
+    "meshes", default=None
+)
+
+
 def mesh_scope(mesh: AnyMesh | None) -> contextlib.AbstractContextManager[Any]:
     """Makes `mesh` the one that operations use until the block ends; `None` changes nothing."""
+    found = _found.get()
+    if mesh is not None and found is not None:
+        found[mesh] = None
     return contextlib.nullcontext() if mesh is None else _declared(mesh)
+
+
+@contextlib.contextmanager
+def found_meshes() -> Iterator[dict[AnyMesh, None]]:
+    """The meshes that programs declare within the block, in order."""
+    meshes: dict[AnyMesh, None] = {}
+    token = _found.set(meshes)
+    try:
+        yield meshes
+    finally:
+        _found.reset(token)
 
 
 def ambient_mesh() -> AnyMesh | None:

@@ -87,12 +87,15 @@ def require_at_once(verb: str, at_once: int | None) -> None:
 
 
 class _Prepared(NamedTuple):
-    """A plan, and its client work as traced where it runs."""
+    """A plan, and how its client work runs.
+
+    - `run(arrays)`: the results for all inputs, the clients' with all of the cohort.
+    - `add(round, totals, own, received)`: what some clients add to a round's totals.
+    """
 
     plan: Plan
-    clients: Schedule
-    mesh: _mesh.AnyMesh | None
     run: Callable[..., Any]
+    add: Callable[..., Any]
 
 
 class _Streaming:
@@ -116,36 +119,40 @@ class _Streaming:
             return found
         made = plan(self.fn, *args, **kwargs)
         clients = made.schedule
+        with _mesh.mesh_scope(made.mesh):
+            mesh = _mesh.ambient_mesh()
         if mesh is not None:
             mesh = _mesh.as_typed(mesh, [x for x in jax.tree.leaves(args) if eqx.is_array(x)])
             clients = _mesh.trace_inside(lambda: Schedule(trace(self.fn, inputs, 1)[0]), mesh)
         at_once = self.at_once or default_at_once()
 
+        def chunks(own: Sequence[Array]) -> Chunks:
+            return Chunks(clients, own, own[0].shape[0], at_once, mesh)
+
         def run(arrays: Sequence[Array]) -> Any:
             own = list(own_values(made.schedule, arrays).values())
-            size = own[0].shape[0]
-            return evaluate(made.schedule, arrays, size, Chunks(clients, own, size, at_once, mesh))
+            with _mesh.mesh_scope(made.mesh):
+                return evaluate(made.schedule, arrays, own[0].shape[0], chunks(own))
+
+        def add(number: int, totals: Any, own: Sequence[Array], received: Any) -> Any:
+            with _mesh.mesh_scope(made.mesh):
+                parts, results = chunks(own)(number, received)
+            moves = made.schedule.steps()[number].reductions
+            triples = zip(moves, totals, parts, strict=True)
+            return [_ACCUMULATE[m.kind](a, b) for m, a, b in triples], results
 
         if made.schedule.flat.captured:
-            return _Prepared(made, clients, mesh, run)  # of this call alone
-        self._made[key] = _Prepared(made, clients, mesh, jax.jit(run))
-        return self._made[key]
+            return _Prepared(made, run, add)  # of this call alone
+        found = _Prepared(made, jax.jit(run), jax.jit(add, static_argnums=0))
+        self._made[key] = found
+        return found
 
     def from_host(self, host: HostClients[Any], args: Any, kwargs: Any) -> Any:
         """Round by round over the chunks; each is on its way while the last is computed."""
-        first = host.first()
-        prepared = self._prepare(*replace_host(args, kwargs, first))
+        first = replace_host(args, kwargs, host.first())
+        prepared = self._prepare(*first)
         inputs, schedule = prepared.plan.inputs, prepared.plan.schedule
-        at_once = self.at_once or default_at_once()
         steps = schedule.steps()
-
-        @functools.partial(jax.jit, static_argnums=0)
-        def add(number: int, totals: Any, own: Any, received: Any) -> Any:
-            work = Chunks(prepared.clients, own, own[0].shape[0], at_once, prepared.mesh)
-            parts, results = work(number, received)
-            kinds = [m.kind for m in steps[number].reductions]
-            triples = zip(kinds, totals, parts, strict=True)
-            return [_ACCUMULATE[kind](a, b) for kind, a, b in triples], results
 
         def work(number: int, received: Mapping[int, Array]) -> Any:
             totals = [_start(m.kind, aval_of(m.result)) for m in steps[number].reductions]
@@ -153,13 +160,13 @@ class _Streaming:
             for chunk in host.each():
                 arrays = inputs.split(replace_host(args, kwargs, chunk))
                 own = list(own_values(schedule, arrays).values())
-                after, parts = add(number, totals, own, dict(received))
+                after, parts = prepared.add(number, totals, own, dict(received))
                 jax.block_until_ready(before)  # at most two chunks are on the device
                 before, totals = totals, after
                 results.append([np.asarray(part) for part in parts])
             return totals, [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
-        arrays = inputs.split(replace_host(args, kwargs, first))
+        arrays = inputs.split(first)
         return prepared.plan.outputs.join(evaluate(schedule, arrays, host.size, work))
 
 
@@ -302,7 +309,7 @@ class Chunks:
         schedule = self.schedule
         stage = schedule.client_work(number)
         names = schedule.own(Placement.CLIENTS)
-        broadcasts = [m.result for m in schedule.moves("broadcast")]
+        broadcasts = [m.result for m in schedule.broadcasts]
         arrived = [v for v in broadcasts if schedule.levels[v] <= number]
         count = len(self.steps[number].reductions)
 

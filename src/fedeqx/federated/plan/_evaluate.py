@@ -24,9 +24,9 @@ def evaluate(
     """The results of a program for its inputs, for a cohort of this size."""
     env: dict[Var, Any] = dict(zip(schedule.flat.inputs, arrays, strict=True))
     env |= schedule.flat.captured
-    env |= {v: jnp.asarray(size, jnp.int32) for v in schedule.sizes()}
+    env |= {v: jnp.asarray(size, jnp.int32) for v in schedule.sizes}
     received: dict[int, Array] = {}
-    broadcasts = schedule.moves("broadcast")
+    broadcasts = schedule.broadcasts
     for number, step in enumerate(schedule.steps()):
         env |= run_stage(step.server, env)
         received |= {broadcasts.index(m): value_of(m.source, env) for m in step.broadcasts}
@@ -54,7 +54,7 @@ def keeping(schedule: Schedule, own: Mapping[Var, Array], size: int) -> ClientWo
     - `own`: the clients' inputs, `[clients, ...]`.
     """
     kept: dict[Var, Array] = {v: x[:, None] for v, x in own.items()}
-    steps, broadcasts = schedule.steps(), schedule.moves("broadcast")
+    steps, broadcasts = schedule.steps(), schedule.broadcasts
 
     def work(number: int, received: Mapping[int, Array]) -> Any:
         step = steps[number]

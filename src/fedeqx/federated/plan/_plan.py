@@ -9,6 +9,7 @@ from typing import Any
 from jax.extend.core import Var
 
 from .._placement import find_cohort_size
+from ..backends import AnyMesh, found_meshes
 from ._axes import SIZES, check_axes
 from ._boundary import Boundary
 from ._errors import PlanError
@@ -66,8 +67,16 @@ class Plan:
     Printed, it is a table. Called like the function, it runs it by its stages, at any cohort size.
     """
 
-    def __init__(self, name: str, inputs: Boundary, outputs: Boundary, schedule: Schedule):
+    def __init__(
+        self,
+        name: str,
+        inputs: Boundary,
+        outputs: Boundary,
+        schedule: Schedule,
+        mesh: AnyMesh | None = None,
+    ):
         self.name, self.inputs, self.outputs, self.schedule = name, inputs, outputs, schedule
+        self.mesh = mesh  # that `program(mesh=...)` declares
         names = Names(schedule, inputs.names, outputs.names)
         self.rounds = tuple(_round(step, names) for step in schedule.steps())
 
@@ -144,7 +153,8 @@ def plan(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
     ```
     """
     inputs = inputs_of(fn, args, kwargs)
-    flats, outputs = zip(*(trace(fn, inputs, size) for size in (1, *SIZES)), strict=True)
+    with found_meshes() as meshes:
+        flats, outputs = zip(*(trace(fn, inputs, size) for size in (1, *SIZES)), strict=True)
     check_axes(flats[1:], outputs[0].names)
     for name, place, v in zip(outputs[0].names, outputs[0].places, flats[0].outputs, strict=True):
         found = flats[0].placement(v)
@@ -154,9 +164,14 @@ def plan(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
                 "reduced. Return them as `Clients`, or reduce them."
             )
     schedule = Schedule(flats[0])
-    kinds = [[(m.kind) for m in Schedule(flat).moves()] for flat in flats]
-    assert kinds[0] == kinds[1] == kinds[2]
-    return Plan(getattr(fn, "__name__", type(fn).__name__), inputs, outputs[0], schedule)
+    kinds = [[m.kind for m in Schedule(flat).moves] for flat in flats]
+    if kinds.count(kinds[0]) < len(kinds):
+        raise PlanError(
+            "The program communicates otherwise with one client than with several, and so no plan "
+            "is right for both. Treat all cohort sizes alike."
+        )
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return Plan(name, inputs, outputs[0], schedule, next(iter(meshes), None))
 
 
 def _round(step: Step, names: Names) -> Round:

@@ -5,6 +5,7 @@ data allow, and a value is sent down in the round that first needs it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class Schedule:
 
         What an earlier round computed is computed again: nothing is kept from round to round.
         """
-        moved = [m for m in self.moves("broadcast") if self.levels[m.result] <= number]
+        moved = [m for m in self.broadcasts if self.levels[m.result] <= number]
         outputs = [m.source for m in self._reductions(number)] + self.client_results(number)
         return self.stage(outputs, [*self.own(Placement.CLIENTS), *(m.result for m in moved)])
 
@@ -126,18 +127,24 @@ class Schedule:
         inputs = [*self.flat.inputs, *self.flat.captured]
         return [v for v in inputs if self.flat.placements[v] == placement]
 
-    def sizes(self) -> list[Var]:
+    @functools.cached_property
+    def sizes(self) -> tuple[Var, ...]:
         """Values that are the cohort size."""
-        return [e.outvars[0] for e in self.equations if e.primitive is prims.fed_size_p]
+        return tuple(e.outvars[0] for e in self.equations if e.primitive is prims.fed_size_p)
 
-    def moves(self, kind: str | None = None) -> list[Move]:
+    @functools.cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """All communication, in the order of the program."""
         names = {prims.fed_broadcast_p: "broadcast", **REDUCTIONS}
-        found = [
+        return tuple(
             Move(names[e.primitive], e.invars[0], e.outvars[0])
             for e in self.equations
             if e.primitive in COMMUNICATION
-        ]
-        return [m for m in found if kind is None or m.kind == kind]
+        )
+
+    @functools.cached_property
+    def broadcasts(self) -> tuple[Move, ...]:
+        return tuple(m for m in self.moves if m.kind == "broadcast")
 
     def _order(self, variables: set[Var]) -> Iterator[Var]:
         """Variables in the order of the program, so that a plan does not vary from run to run."""
@@ -166,7 +173,7 @@ class Schedule:
         first: dict[Var, int] = {}
         for user, level in self._uses():
             first[user] = min(level, first.get(user, level))
-        for m in self.moves("broadcast"):
+        for m in self.broadcasts:
             self.levels[m.result] = first.get(m.result, self.levels[m.result])
 
     def _uses(self) -> Iterator[tuple[Var, int]]:
@@ -180,9 +187,7 @@ class Schedule:
                 yield v, self._level(v) if at_clients else self._end()
 
     def _end(self) -> int:
-        return max(
-            (self._level(m.result) + (m.kind == "broadcast") for m in self.moves()), default=0
-        )
+        return max((self._level(m.result) + (m.kind == "broadcast") for m in self.moves), default=0)
 
     def _num_rounds(self) -> int:
         clients = [
@@ -199,7 +204,7 @@ class Schedule:
         return last
 
     def _reductions(self, number: int) -> list[Move]:
-        moves = [m for m in self.moves() if m.kind != "broadcast"]
+        moves = [m for m in self.moves if m.kind != "broadcast"]
         return [m for m in moves if self.levels[m.result] == number + 1]
 
     def _kept(self, placement: Placement, number: int) -> list[Var]:
@@ -210,12 +215,12 @@ class Schedule:
             if self.flat.placements[v] == placement
             and v not in self.flat.inputs
             and v not in self.flat.captured
-            and v not in self.sizes()
+            and v not in self.sizes
             and self._level(v) <= number < self._used[v]
         ]
 
     def _server(self, number: int) -> tuple[Stage, list[Var]]:
-        broadcasts = [m for m in self.moves("broadcast") if self.levels[m.result] == number]
+        broadcasts = [m for m in self.broadcasts if self.levels[m.result] == number]
         kept = self._kept(Placement.SERVER, number)
         if number == self.num_rounds:
             outputs = [v for v in self.flat.outputs if self.flat.placement(v) != Placement.CLIENTS]
@@ -223,12 +228,12 @@ class Schedule:
             outputs = list(dict.fromkeys([*(m.source for m in broadcasts), *kept]))
         before = self._kept(Placement.SERVER, number - 1) if number else []
         arrived = [m.result for m in (self._reductions(number - 1) if number else [])]
-        known = [*self.own(Placement.SERVER), *before, *arrived, *self.sizes()]
+        known = [*self.own(Placement.SERVER), *before, *arrived, *self.sizes]
         return self.stage(outputs, known), kept
 
     def _step(self, number: int) -> Step:
         server, server_keeps = self._server(number)
-        broadcasts = [m for m in self.moves("broadcast") if self.levels[m.result] == number]
+        broadcasts = [m for m in self.broadcasts if self.levels[m.result] == number]
         reductions = self._reductions(number)
         keeps = self._kept(Placement.CLIENTS, number)
         before = self._kept(Placement.CLIENTS, number - 1) if number else []
