@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 import fedeqx.data as data
-from fedeqx.data._measure import measure
-from fedeqx.data._text import token_chunks
+from fedeqx.data._measure import measure, text_bytes
+from fedeqx.data._tokens import TokenSource, token_chunks
 
 TEXTS = ["", "a", "héllo wörld", "", "日本語\n", "\x00\x00", "x" * 40, ""]
 
@@ -25,7 +25,7 @@ def test_tokens_of_a_group(kind, texts, cut):
     # A slice has an offset into its parent's buffers, which is easily forgotten.
     column = pa.array(["before", *texts, "after"], kind)[1:-1]
     pieces = [column[start : start + cut] for start in range(0, len(column), cut)]
-    chunks = list(token_chunks(pieces))
+    chunks = list(token_chunks(pieces, TokenSource("text", text_bytes, 256)))
     got = np.concatenate(chunks) if chunks else np.zeros(0)
     assert got.tolist() == tokens_by_hand(texts)
 

@@ -45,6 +45,8 @@ from ._stats import stats as stats
 from ._stats import write_counts as write_counts
 from ._stdlib import python_stdlib as python_stdlib
 from ._stdlib import stdlib_package as stdlib_package
+from ._subword import SubwordTokenizer as SubwordTokenizer
+from ._subword import train_tokenizer as train_tokenizer
 from ._text import BYTE_VOCAB_SIZE as BYTE_VOCAB_SIZE
 from ._text import SEPARATOR as SEPARATOR
 from ._text import Sequences as Sequences
@@ -52,6 +54,11 @@ from ._text import decode_bytes as decode_bytes
 from ._text import encode_bytes as encode_bytes
 from ._text import pack as pack
 from ._text_folder import TextFolderSource as TextFolderSource
+from ._tokenizing import tokenize as tokenize
+from ._tokens import AbstractTokenizer as AbstractTokenizer
+from ._tokens import ByteTokenizer as ByteTokenizer
+from ._tokens import group_tokens as group_tokens
+from ._tokens import load_tokenizer as load_tokenizer
 from ._verify import Verification as Verification
 from ._verify import verify as verify
 
@@ -62,7 +69,9 @@ __all__ = [
     "AbstractDirectPartition",
     "AbstractPartition",
     "AbstractSource",
+    "AbstractTokenizer",
     "ArrowSource",
+    "ByteTokenizer",
     "Cohort",
     "Cohorts",
     "CsvSource",
@@ -81,6 +90,7 @@ __all__ = [
     "Skipped",
     "Skips",
     "SourceError",
+    "SubwordTokenizer",
     "TextFolderSource",
     "Verification",
     "as_source",
@@ -94,9 +104,11 @@ __all__ = [
     "encode_bytes",
     "group",
     "group_counts",
+    "group_tokens",
     "iid",
     "label_skew",
     "letter_values",
+    "load_tokenizer",
     "lognormal",
     "nested",
     "open",
@@ -108,6 +120,8 @@ __all__ = [
     "shards",
     "stats",
     "stdlib_package",
+    "tokenize",
+    "train_tokenizer",
     "verify",
     "write_counts",
 ]

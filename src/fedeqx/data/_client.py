@@ -7,7 +7,8 @@ import numpy as np
 from ._group import Group
 from ._ids import GroupId, to_key
 from ._seeding import generator
-from ._text import pack, token_chunks
+from ._text import pack
+from ._tokens import TokenSource, token_chunks
 
 
 class ClientOptions(NamedTuple):
@@ -17,8 +18,8 @@ class ClientOptions(NamedTuple):
     batch_size: int
     sequence_length: int
     epochs: int
-    text: str
     seed: int
+    tokens: TokenSource
 
 
 class Client(NamedTuple):
@@ -46,9 +47,9 @@ def read_client(group: Group, number: int, options: ClientOptions) -> Client:
     batch_size, length = options.batch_size, options.sequence_length
     stride = batch_size * length
     draw = _Draw(options.steps, ("batches", options.seed, number, to_key(group.id)))
-    columns = (options.text,)
+    batches = group.batches(columns=(options.tokens.column,))
     left = np.zeros(0, np.uint16)
-    for chunk in token_chunks(batch.column(0) for batch in group.batches(columns=columns)):
+    for chunk in token_chunks((batch.column(0) for batch in batches), options.tokens):
         left = np.concatenate([left, chunk]) if len(left) else chunk
         complete = max(0, len(left) - 1) // stride
         if complete:
@@ -56,10 +57,10 @@ def read_client(group: Group, number: int, options: ClientOptions) -> Client:
             left = left[complete * stride :]
     if len(left) > 1:
         draw.take(1, left, stride)
-    batches = draw.in_order(options.epochs)
-    tokens = np.zeros((len(batches), batch_size, length + 1), np.int32)
-    mask = np.zeros((len(batches), batch_size, length), bool)
-    for step, piece in enumerate(batches):
+    drawn = draw.in_order(options.epochs)
+    tokens = np.zeros((len(drawn), batch_size, length + 1), np.int32)
+    mask = np.zeros((len(drawn), batch_size, length), bool)
+    for step, piece in enumerate(drawn):
         sequences = pack(piece, length)
         tokens[step, : len(sequences.tokens)] = sequences.tokens
         mask[step, : len(sequences.mask)] = sequences.mask

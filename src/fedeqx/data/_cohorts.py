@@ -8,8 +8,9 @@ import numpy as np
 
 from ._client import Client, ClientOptions, empty_client, read_client
 from ._dataset import GroupedDataset
-from ._ids import GroupId, is_text
+from ._ids import GroupId
 from ._sampling import AbstractSampling, make_sampling
+from ._tokens import AbstractTokenizer, token_source
 
 if TYPE_CHECKING:
     import grain
@@ -196,13 +197,15 @@ def cohorts(
     sequence_length: int,
     seed: int,
     text: str = "text",
+    tokenizer: AbstractTokenizer | None = None,
+    tokens: str | None = None,
     epochs: int = 1,
     rounds: int | None = None,
     sampling: str | Sequence[Any] = "epoch",
     step_buckets: Sequence[int] = (),
     process: tuple[int, int] = (0, 1),
 ) -> Cohorts:
-    """The clients of each round with their batches of byte-level tokens.
+    """The clients of each round with their batches of tokens.
 
     A client's text is joined, with a separator between documents, and cut into sequences; no token
     crosses from one group to another, and none is left out unless there are more batches than
@@ -219,6 +222,9 @@ def cohorts(
     - `sequence_length`: targets per sequence; a sequence has one token more.
     - `seed`: any integer; everything is a pure function of (seed, round, group id).
     - `text`: the column to train on.
+    - `tokenizer`: what makes tokens of the text; by default its bytes are the tokens.
+    - `tokens`: a column of token lists to train on instead of text, such as `tokenize` writes. Its
+        separator is then that of the tokenizer; other token lists are joined without one.
     - `epochs`: how often a client goes through its batches in a round, within `steps`.
     - `rounds`: how many rounds there are; without end by default.
     - `sampling`: how clients are drawn.
@@ -240,7 +246,7 @@ def cohorts(
     **Returns:**
 
     A `Cohorts`: index it by round, iterate it, or take `.to_grain()`. Raises `ValueError` for
-    settings that cannot be met or a column that is not text.
+    settings that cannot be met or a column that is not what it is given as.
 
     !!! Example
 
@@ -261,13 +267,14 @@ def cohorts(
     ):
         if value < 1:
             raise ValueError(f"cohorts({name}={value}): give at least 1.")
-    schema = dataset.schema
-    if text not in schema.names or not is_text(schema.field(text).type):
-        columns = dict(zip(schema.names, map(str, schema.types), strict=True))
-        raise ValueError(
-            f"cohorts(text={text!r}): the data set has no text column of this name; its columns "
-            f"are {columns}."
-        )
+    source = token_source(
+        "cohorts",
+        schema=dataset.schema,
+        manifest=dataset.manifest,
+        text=text,
+        tokenizer=tokenizer,
+        tokens=tokens,
+    )
     buckets = tuple(step_buckets) or (steps,)
     if list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] != steps:
         raise ValueError(
@@ -283,7 +290,7 @@ def cohorts(
         dataset,
         size=size,
         sampling=make_sampling(dataset, sampling, size, seed),
-        client=ClientOptions(steps, batch_size, sequence_length, epochs, text, seed),
+        client=ClientOptions(steps, batch_size, sequence_length, epochs, seed, source),
         step_buckets=buckets,
         process=process,
         rounds=rounds,

@@ -92,6 +92,11 @@ class GroupedDataset:
         return self._index.id_column(self._positions)
 
     @property
+    def is_part(self) -> bool:
+        """Whether `split_examples` made it: counts are then made by reading."""
+        return bool(self._parts)
+
+    @property
     def id_kind(self) -> str:
         """`"string"`, `"int"`, `"bytes"`, or `"mixed"`: then the files hold ids as JSON."""
         return self._kind

@@ -12,6 +12,8 @@ VERSION = 1
 GROUP_COLUMN = "group_id"
 MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "index.arrow"
+# Of data sets of tokens: what made them.
+TOKENIZER_NAME = "tokenizer.json"
 # A multiple of two, so that the place of an entry is a shift and a mask.
 INDEX_CHUNK = 1 << 16
 

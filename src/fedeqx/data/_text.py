@@ -1,12 +1,9 @@
 """Byte-level tokens of text, and sequences of them that never cross a group."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-
-from ._measure import text_bytes
 
 SEPARATOR = 256
 BYTE_VOCAB_SIZE = 257
@@ -33,30 +30,6 @@ class Sequences(NamedTuple):
 
     tokens: np.ndarray
     mask: np.ndarray
-
-
-def token_chunks(texts: Iterable[pa.Array]) -> Iterator[np.ndarray]:
-    """The byte-level tokens of a group's texts, in pieces, with a separator between documents.
-
-    **Arguments:**
-
-    - `texts`: the group's text columns, batch after batch.
-
-    **Returns:**
-
-    uint16 arrays that make up the group's tokens when joined.
-    """
-    first = True
-    for column in texts:
-        data, offsets = text_bytes(column)
-        if len(offsets) == 1:
-            continue
-        tokens = np.full(len(data) + len(offsets) - 1, SEPARATOR, np.uint16)
-        is_byte = np.ones(len(tokens), bool)
-        is_byte[offsets[:-1] + np.arange(len(offsets) - 1)] = False
-        tokens[is_byte] = data
-        yield tokens[1:] if first else tokens
-        first = False
 
 
 def pack(tokens: np.ndarray, sequence_length: int) -> Sequences:
