@@ -124,7 +124,9 @@ def measure_memory() -> None:
             program = programs[f"{name}, {AT_ONCE}" if name in STREAMED else name]
             compiled = jax.jit(program).lower(*arguments).compile()
             key = f"round, {name}" if name in ("drjax", "lax.map") else name
-            results.setdefault(key, []).append(compiled.memory_analysis().temp_size_in_bytes)
+            memory = compiled.memory_analysis()
+            assert memory is not None
+            results.setdefault(key, []).append(memory.temp_size_in_bytes)
     print(json.dumps(results))
 
 
@@ -143,6 +145,7 @@ def measure_time(repeats: int) -> None:
         compiled[name] = jax.jit(program).lower(*arguments).compile()
         seconds = time.perf_counter() - began
         memory = compiled[name].memory_analysis()
+        assert memory is not None
         results[name] = {"compile": seconds, "temporary": memory.temp_size_in_bytes, "run": []}
         outputs[name] = jax.block_until_ready(compiled[name](*arguments))
     for i in range(repeats):
