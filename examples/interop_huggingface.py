@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 import datasets  # pyright: ignore[reportMissingImports]
+
 import fedeqx as fx
 
 

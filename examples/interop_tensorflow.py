@@ -2,9 +2,11 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import tensorflow as tf  # pyright: ignore[reportMissingImports]
 
 import fedeqx as fx
-import tensorflow as tf  # pyright: ignore[reportMissingImports]
 
 
 def main() -> tuple[list, list]:
@@ -19,11 +21,12 @@ def main() -> tuple[list, list]:
         examples = tf.data.Dataset.from_generator(
             lambda: (example for group in stream for example in group), output_signature=signature
         )
-        numbers = [int(n) for batch in examples.batch(8) for n in batch["number"]]
+        batches: Any = examples.batch(8).as_numpy_iterator()
+        numbers = [int(number) for batch in batches for number in batch["number"]]
         print("examples:", *numbers)
 
         # The groups, each a data set of its own.
-        ids = tf.data.Dataset.from_generator(
+        ids: Any = tf.data.Dataset.from_generator(
             lambda: (group.id for group in stream), output_signature=text
         )
         sizes = []

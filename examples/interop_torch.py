@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fedeqx as fx
 from torch.utils.data import (  # pyright: ignore[reportMissingImports]
     DataLoader,
     IterableDataset,
     get_worker_info,
 )
 
+import fedeqx as fx
+
 
 class GroupStream(IterableDataset):
     """The examples of a group stream; worker processes share the groups out among themselves."""
 
     def __init__(self, dataset: fx.data.GroupedDataset, *, seed: int):
-        self.groups = dataset.stream(seed=seed)
+        self.groups: Any = dataset.stream(seed=seed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
