@@ -1,10 +1,14 @@
 """Every registered algorithm under vmap, on a mesh, checkpointed, in 64 bits and without `jit`."""
 
+import dataclasses
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType
 from learning.helpers import (
@@ -26,6 +30,10 @@ from learning.helpers import (
     start,
     traces,
 )
+from learning.helpers._problem import neuron_loss
+
+from fedeqx.learning import FedAvg, FedSGD, Optimizer
+from fedeqx.learning._algorithm import Round
 
 
 @each_algorithm
@@ -55,6 +63,31 @@ def test_a_mesh_that_the_cohort_does_not_divide_changes_nothing(entry):
         found = outcome(entry, rounds)
     assert count == [1]  # anew, for the mesh
     assert_same_outcome(entry, found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("entry", ALGORITHMS[::3], ids=lambda entry: entry.name)
+def test_clients_that_run_some_at_a_time_change_nothing(entry, at_once):
+    """Values, reports and all gradients, through several rounds."""
+
+    def streamed(**hyper):
+        whole: Any = entry.make(**hyper)
+        parts = whole.round
+        round = Round(parts.work, parts.aggregator, parts.optimizer, at_once)
+        return eqx.tree_at(lambda algorithm: algorithm.round, whole, round)
+
+    expected = outcome(entry, make_rounds())
+    found = outcome(dataclasses.replace(entry, make=streamed), make_rounds())
+    assert_same_outcome(entry, found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [0, -1, True])
+def test_at_once_is_checked_when_an_algorithm_is_made(at_once):
+    rate = Optimizer(optax.sgd, learning_rate=0.1)
+    with pytest.raises(ValueError, match="at_once="):
+        FedAvg(neuron_loss, client_optimizer=rate, at_once=at_once)
+    with pytest.raises(ValueError, match="at_once="):
+        FedSGD(neuron_loss, server_optimizer=rate, at_once=at_once)
 
 
 @each_algorithm

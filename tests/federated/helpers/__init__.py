@@ -13,6 +13,7 @@ from ._compare import as_numpy as as_numpy
 from ._compare import assert_matches as assert_matches
 from ._compare import assert_same as assert_same
 from ._compare import label as label
+from ._composed import COMPOSED as COMPOSED
 from ._jaxpr import FED as FED
 from ._jaxpr import equations as equations
 from ._jaxpr import names as names
@@ -23,4 +24,4 @@ from ._mixing import ClientsMixError as ClientsMixError
 from ._rounds import ROUNDS as ROUNDS
 from ._statistics import STATISTICS as STATISTICS
 
-CASES: tuple[Case, ...] = (*LOSSES, *ROUNDS, *STATISTICS)
+CASES: tuple[Case, ...] = (*LOSSES, *ROUNDS, *STATISTICS, *COMPOSED)

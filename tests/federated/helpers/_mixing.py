@@ -75,10 +75,12 @@ class Checker:
             return self._while(eqn.params, pairs)
         if name == "cond":
             return self._cond(eqn, pairs)
-        if name == "fed_broadcast":
+        # Of another size is the communication among what one client has of its own.
+        cohort = eqn.params.get("size") == self.clients
+        if cohort and name == "fed_broadcast":
             self._require(eqn, pairs, rows=False, what="sends")
         clean = self._bind(eqn, [c for c, _ in pairs])
-        if name in REDUCTIONS:
+        if cohort and name in REDUCTIONS:
             self.reductions += 1
             self._require(eqn, pairs, rows=True, what="reduces")
             return [(out, out) for out in clean]

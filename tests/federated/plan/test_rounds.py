@@ -158,6 +158,45 @@ def test_a_plan_of_a_hypergradient_is_right_at_any_cohort_size(clients):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+def batched(tree, axis):
+    return jax.tree.map(lambda x: jnp.stack([x, 2 * x], axis), tree)
+
+
+MODEL, X, Y = arguments()
+TRANSFORMED = {
+    "hessian": (jax.hessian(federated_loss), (MODEL, X, Y), 1),
+    "jvp": (lambda *a: jax.jvp(federated_loss, a, a), (MODEL, X, Y), 1),
+    "checkpoint": (jax.grad(jax.checkpoint(federated_loss)), (MODEL, X, Y), 1),
+    "grad of grad": (
+        jax.grad(lambda m, x, y: federated_loss(jax.grad(federated_loss)(m, x, y), x, y)),
+        (MODEL, X, Y),
+        3,
+    ),
+    "vmap of grad": (
+        jax.vmap(jax.grad(federated_loss), (0, None, None)),
+        (batched(MODEL, 0), X, Y),
+        1,
+    ),
+    "vmap over clients' data": (
+        jax.vmap(jax.value_and_grad(federated_loss, argnums=1), (None, 1, 1), (0, 1)),
+        (MODEL, batched(X, 1), batched(Y, 1)),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformed_programs(name):
+    fn, given, rounds = TRANSFORMED[name]
+    plan = fx.plan(fn, *given)
+    assert len(plan.rounds) == rounds
+    found = plan(*given), fx.stream(fn, at_once=2)(*given)
+    expected = jax.tree.leaves(fn(*given))
+    for result in found:
+        for a, b in zip(jax.tree.leaves(result), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_shapes_are_enough():
     structs = jax.eval_shape(lambda: arguments())
     plan = fx.plan(jax.value_and_grad(federated_loss), *structs)
