@@ -173,3 +173,16 @@ class TestInDoublePrecision:
         mean = fx.reduce_mean(fx.Clients(np.array([0.1, 0.2])))
         assert mean.dtype == jnp.float64
         np.testing.assert_allclose(mean, 0.15, rtol=1e-15)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [(jnp.int8, jnp.int32), (bool, jnp.int32), (jnp.uint16, jnp.uint32), (jnp.int64, jnp.int64)],
+)
+def test_the_sum_of_integers_has_one_dtype_in_64_bits_too(dtype, result):
+    x = fx.Clients(jnp.ones((300,), dtype))
+    for fn in (fx.reduce_sum, jax.jit(fx.reduce_sum), fx.stream(fx.reduce_sum, at_once=7)):
+        total = fn(x)
+        assert total.dtype == result
+        assert int(total) == 300

@@ -132,7 +132,7 @@ class _Block(eqx.Module):
 
     def _mlp(self, x: Float[Array, "seq width"]) -> Float[Array, "seq width"]:
         # XLA for CPU would compute the activation's derivative again inside the transpose that
-        # the gradient of `up` needs, with strided reads: a third of the time of a whole step.
+        # the gradient of `up` needs, with strided reads.
         up = jax.lax.optimization_barrier(_project(x, self.up))
         if self.gate is None:
             hidden = jax.nn.gelu(up)

@@ -5,6 +5,7 @@ client runs.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,12 @@ _ONE_CLIENT = "fedeqx.client"
 # `None`, `"plan"`, or `"client"` within a client's computation in a plan. A context of JAX's own:
 # a function that is jitted inside of a program is traced anew for a plan.
 _tracing = jax.make_user_context(None)
-KINDS = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
+KINDS = {
+    # In the dtype that it is given, which `jnp.sum` widens where 64 bits are enabled.
+    "sum": functools.partial(jnp.sum, promote_integers=False),
+    "max": jnp.max,
+    "min": jnp.min,
+}
 
 
 def accumulator_dtype(kind: str, dtype: Any) -> Any:
