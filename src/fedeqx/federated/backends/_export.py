@@ -78,7 +78,7 @@ class _Writer:
             for v, name in zip(schedule.flat.inputs, plan.inputs.names, strict=True)
         ]
         rounds = []
-        for number, (step, shown) in enumerate(zip(schedule.steps(), plan.rounds, strict=True)):
+        for number, (step, shown) in enumerate(zip(schedule.steps, plan.rounds, strict=True)):
             rounds.append(
                 {
                     "server": self.stage(f"round-{number}-server", step.server),

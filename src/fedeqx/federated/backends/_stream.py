@@ -137,7 +137,7 @@ class _Streaming:
         def add(number: int, totals: Any, own: Sequence[Array], received: Any) -> Any:
             with _mesh.mesh_scope(made.mesh):
                 parts, results = chunks(own)(number, received)
-            moves = made.schedule.steps()[number].reductions
+            moves = made.schedule.steps[number].reductions
             triples = zip(moves, totals, parts, strict=True)
             return [_ACCUMULATE[m.kind](a, b) for m, a, b in triples], results
 
@@ -152,7 +152,7 @@ class _Streaming:
         first = replace_host(args, kwargs, host.first())
         prepared = self._prepare(*first)
         inputs, schedule = prepared.plan.inputs, prepared.plan.schedule
-        steps = schedule.steps()
+        steps = schedule.steps
 
         def work(number: int, received: Mapping[int, Array]) -> Any:
             totals = [_start(m.kind, aval_of(m.result)) for m in steps[number].reductions]
@@ -185,7 +185,7 @@ class Chunks:
         mesh: _mesh.AnyMesh | None = None,
     ):
         self.schedule, self.size, self.mesh = schedule, size, mesh
-        self.steps = schedule.steps()
+        self.steps = schedule.steps
         self.devices = 1 if mesh is None else mesh.shape[CLIENTS]
         per_device = -(-size // self.devices)
         self.chunks = -(-per_device // at_once)

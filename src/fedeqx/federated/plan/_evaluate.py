@@ -27,7 +27,7 @@ def evaluate(
     env |= {v: jnp.asarray(size, jnp.int32) for v in schedule.sizes}
     received: dict[int, Array] = {}
     broadcasts = schedule.broadcasts
-    for number, step in enumerate(schedule.steps()):
+    for number, step in enumerate(schedule.steps):
         env |= run_stage(step.server, env)
         received |= {broadcasts.index(m): value_of(m.source, env) for m in step.broadcasts}
         totals, results = work(number, received)
@@ -54,7 +54,7 @@ def keeping(schedule: Schedule, own: Mapping[Var, Array], size: int) -> ClientWo
     - `own`: the clients' inputs, `[clients, ...]`.
     """
     kept: dict[Var, Array] = {v: x[:, None] for v, x in own.items()}
-    steps, broadcasts = schedule.steps(), schedule.broadcasts
+    steps, broadcasts = schedule.steps, schedule.broadcasts
 
     def work(number: int, received: Mapping[int, Array]) -> Any:
         step = steps[number]

@@ -204,6 +204,14 @@ def is_client_call(equation: JaxprEqn) -> bool:
     return equation.primitive.name in ("jit", "pjit") and equation.params["name"] == "fed_map"
 
 
+def call_body(equation: JaxprEqn) -> Any:
+    """The jaxpr of a call, whose operands and results are the call's; `None` for what is none."""
+    if equation.primitive.name not in _CALLS:
+        return None
+    body = next(equation.params[key] for key in _BODIES if key in equation.params)
+    return _opened(body)[0]
+
+
 def communicates(equation: JaxprEqn) -> bool:
     """Whether there is communication inside; what a client does within itself is none."""
     return not is_client_call(equation) and any(

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from jax.extend.core import Literal, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from ._errors import line
-from ._flat import COMMUNICATION, Atom, aval_of
+from ._flat import COMMUNICATION, Atom, aval_of, call_body
 from ._stages import Schedule
 
 
@@ -15,17 +15,11 @@ class Names:
         self._inputs = dict(zip(schedule.flat.inputs, inputs, strict=True))
         self._inputs |= {v: f"closed-over value {i}" for i, v in enumerate(schedule.flat.captured)}
         self._outputs: dict[Var, str] = {}
+        # Result by result, so that what several are made of bears the name of the first.
         for v, name in zip(schedule.flat.outputs, outputs, strict=True):
-            if isinstance(v, Var):
-                self._outputs.setdefault(v, name)
-        # From the results backwards: what becomes a result of its own shape bears its name.
-        for e in reversed(schedule.equations):
-            for out in e.outvars:
-                if out not in self._outputs:
-                    continue
-                for v in e.invars:
-                    if isinstance(v, Var) and aval_of(v).shape == aval_of(out).shape:
-                        self._outputs.setdefault(v, self._outputs[out])
+            found = {v: name} if isinstance(v, Var) else {}
+            _name_backwards(schedule.equations, found)
+            self._outputs = found | self._outputs
 
     def sent(self, atom: Atom) -> str:
         """Of what goes down: the argument that it is, or what made it."""
@@ -54,3 +48,26 @@ class Names:
         if e.primitive in COMMUNICATION:
             return self.sent(e.invars[0])
         return f"{e.primitive.name} ({line(e)})"
+
+
+def _name_backwards(equations: Sequence[JaxprEqn], names: dict[Var, str]) -> None:
+    """From the results backwards: what becomes a result of its own shape bears its name."""
+    for e in reversed(equations):
+        named = [out for out in e.outvars if out in names]
+        if not named:
+            continue
+        body = call_body(e)
+        if body is not None:
+            inner = {
+                v: names[out]
+                for v, out in zip(body.outvars, e.outvars, strict=True)
+                if out in names and isinstance(v, Var)
+            }
+            _name_backwards(body.eqns, inner)
+            pairs = [(v, inner.get(x)) for v, x in zip(e.invars, body.invars, strict=True)]
+        else:
+            shape = aval_of(named[0]).shape
+            pairs = [(v, names[named[0]] if aval_of(v).shape == shape else None) for v in e.invars]
+        for v, name in pairs:
+            if isinstance(v, Var) and name is not None:
+                names.setdefault(v, name)

@@ -1,6 +1,7 @@
 """A federated program taken apart: who computes what, and what is sent."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class Plan:
     """What a federated program communicates, and who computes what; made by `plan`.
 
     - `rounds`: the rounds, in order.
+    - `end`: what the server computes after them.
     - `bytes_down`, `bytes_up`: totals for one client.
 
     Printed, it is a table. Called like the function, it runs it by its stages, at any cohort size.
@@ -77,8 +79,15 @@ class Plan:
     ):
         self.name, self.inputs, self.outputs, self.schedule = name, inputs, outputs, schedule
         self.mesh = mesh  # that `program(mesh=...)` declares
-        names = Names(schedule, inputs.names, outputs.names)
-        self.rounds = tuple(_round(step, names) for step in schedule.steps())
+
+    @functools.cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        names = Names(self.schedule, self.inputs.names, self.outputs.names)
+        return tuple(_round(step, names) for step in self.schedule.steps)
+
+    @functools.cached_property
+    def end(self) -> Stage:
+        return self.schedule.end()
 
     @property
     def bytes_down(self) -> int:

@@ -23,6 +23,8 @@ def table(plan: "Plan") -> str:
             + "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)).rstrip()
             for row in rows
         ]
+    if plan.end.equations:
+        lines += ["", f"end\n  server  computes  {_computation(plan.end)}"]
     down, up = show_bytes(plan.bytes_down), show_bytes(plan.bytes_up)
     lines += ["", f"in total, for each client: {down} down, {up} up"]
     return "\n".join(lines)
@@ -54,6 +56,8 @@ def mermaid(plan: "Plan") -> str:
             lines.append(f"    Note over C: keeps {_arrow(round.kept)}")
         for how in dict.fromkeys(m.how for m in round.reductions):
             lines.append(f"    C->>S: {how} {_arrow(m for m in round.reductions if m.how == how)}")
+    if plan.end.equations:
+        lines.append(f"    S->>S: {_computation(plan.end)}")
     return "\n".join(lines)
 
 

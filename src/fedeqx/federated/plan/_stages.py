@@ -77,8 +77,9 @@ class Schedule:
         self.num_rounds = self._num_rounds()
         self._used = self._last_uses()
 
-    def steps(self) -> list[Step]:
-        return [self._step(number) for number in range(self.num_rounds)]
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(self._step(number) for number in range(self.num_rounds))
 
     def end(self) -> Stage:
         """What the server computes after the last round."""
