@@ -162,6 +162,23 @@ def test_a_branch_without_communication_stays_whole():
     np.testing.assert_allclose(fx.plan(fn, X, W)(X, W), fn(X, W), rtol=1e-6)
 
 
+def test_a_side_effect_is_not_dropped(capfd):
+    def fn(x, w):
+        jax.debug.print("w is {}", w[0])
+        return fx.reduce_sum(x)
+
+    refused(fn, r"debug.* at test_refusals\.py:\d+.*side effect", X, W)
+
+    def told(x):
+        jax.debug.print("mine is {}", x[0])
+        return x
+
+    plan = fx.plan(lambda x: fx.reduce_sum(fx.client_map(told, x)), X)
+    jax.block_until_ready(plan(X))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("mine is") == 4
+
+
 def test_too_many_rounds_are_refused():
     def fn(x, w):
         return jax.lax.scan(lambda w, _: (w + fx.reduce_mean(x), None), w, None, length=300)[0]

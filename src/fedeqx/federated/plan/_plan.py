@@ -147,7 +147,7 @@ def plan(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
     **Arguments:**
 
     - `fn`: a function of clients' values, such as a `program`, a derivative of one, or the `step`
-        of an algorithm.
+        of an algorithm. Arrays that it closes over are part of the program itself, at both places.
     - `*args`, `**kwargs`: its arguments, or their shapes (`jax.ShapeDtypeStruct`). The cohort size
         in them does not matter: the plan is right at any.
 

@@ -13,6 +13,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from .. import _primitives as prims
+from ._errors import PlanError, where
 from ._flat import COMMUNICATION, REDUCTIONS, Atom, Flat, Placement
 
 
@@ -71,6 +72,13 @@ class Schedule:
         self.flat = flat
         self._made = {v: e for e in flat.equations for v in e.outvars}
         live = self._live()
+        for e in flat.equations:
+            if e.effects and not any(v in live for v in e.outvars):
+                raise PlanError(
+                    f"{where(e)} has a side effect and nothing needs what it returns, so a plan "
+                    "cannot say where it runs. Have it in the function that `client_map` runs, "
+                    "next to what is returned, or leave it out."
+                )
         self.equations = [e for e in flat.equations if any(v in live for v in e.outvars)]
         self.levels = self._levels()
         self._send_late()
