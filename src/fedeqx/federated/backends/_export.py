@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,11 @@ class _Writer:
             {"value": self.atom(v), "name": name}
             for v, name in zip(schedule.flat.outputs, plan.outputs.names, strict=True)
         ]
-        from fedeqx import __version__
-
         return {
             "format": FORMAT,
             "version": VERSION,
             "name": plan.name,
-            "fedeqx": __version__,
+            "fedeqx": version("fedeqx"),
             "jax": jax.__version__,
             "platforms": list(self.platforms),
             "derivatives": self.derivatives,
