@@ -3,13 +3,11 @@
 import contextlib
 import re
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federated.helpers import CASES, assert_matches, assert_same
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -31,30 +29,7 @@ def collectives(fn, *args):
     return COLLECTIVE.findall(jax.jit(fn).lower(*args).compile().as_text() or "")
 
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 axis_type = pytest.mark.parametrize("types", [AUTO, EXPLICIT], ids=["auto", "explicit"])
-
-
-@each_case
-@pytest.mark.parametrize(
-    "types", [AUTO, pytest.param(EXPLICIT, marks=pytest.mark.slow)], ids=["auto", "explicit"]
-)
-def test_every_registered_program_on_a_mesh(case, types):
-    """Seven clients on four devices: padded, and nothing shows; values and derivatives."""
-    arguments = case.sample()
-    arrays, rest = eqx.partition(arguments, eqx.is_array)
-    fn = lambda arrays: case.program(*eqx.combine(arrays, rest))
-    with jax.set_mesh(mesh_of(types=types)):
-        value = jax.jit(fn)(arrays)
-    assert_matches(value, case.expected(arguments), rtol=case.rtol)
-    if not case.differentiable:
-        return
-    floats, inexact = case.of_floats(arguments)
-    gradient = jax.jit(jax.grad(lambda x: sum(jnp.sum(out) for out in floats(x))))
-    alone = gradient(inexact)
-    with jax.set_mesh(mesh_of(types=types)):
-        on_mesh = gradient(inexact)
-    assert_same(on_mesh, alone, rtol=1e-4, atol=1e-5)
 
 
 def client_loss(w, x):

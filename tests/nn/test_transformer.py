@@ -103,6 +103,7 @@ def test_the_scan_is_a_loop_over_blocks(remat):
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_remat_keeps_less_for_the_backward_pass():
     batch = random_batch((8, 65))
     sizes = []
@@ -135,14 +136,13 @@ def test_bfloat16_is_for_matrix_products_alone():
         assert not any("bf16" in line for line in found)
 
 
-def test_derivatives_agree_with_finite_differences():
+def _problem():
+    """A loss, a direction, and the derivative of a function of a model along that direction."""
     model = random_model(mlp="swiglu", num_kv_heads=2, tie_embedding=False)
     direction = random_like(model, seed=1)
     batch = random_batch((3, 9))
-    along = lambda x: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, x, direction)))
     loss = lambda model: next_token_loss(model, batch)
-    slope = lambda model: along(jax.grad(loss)(model))
-    forward = lambda fn: quick_jit(lambda model: jax.jvp(fn, (model,), (direction,))[1])
+    along = lambda x: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, x, direction)))
 
     def difference(fn, step=1e-3):
         # Five points: in float32 the step cannot be small enough for three.
@@ -151,10 +151,22 @@ def test_derivatives_agree_with_finite_differences():
         wide = move(2 * step) - move(-2 * step)
         return (8 * (move(step) - move(-step)) - wide) / (12 * step)
 
+    forward = lambda fn: quick_jit(lambda model: jax.jvp(fn, (model,), (direction,))[1])
+    return model, loss, along, difference, forward
+
+
+def test_derivatives_agree_with_finite_differences():
+    model, loss, along, difference, forward = _problem()
+    slope = quick_jit(lambda model: along(jax.grad(loss)(model)))
     expected = difference(loss)
-    np.testing.assert_allclose(quick_jit(slope)(model), expected, rtol=5e-3)
+    np.testing.assert_allclose(slope(model), expected, rtol=5e-3)
     np.testing.assert_allclose(forward(loss)(model), expected, rtol=5e-3)
 
+
+@pytest.mark.slow
+def test_second_derivatives_agree_with_finite_differences():
+    model, loss, along, difference, forward = _problem()
+    slope = lambda model: along(jax.grad(loss)(model))
     expected = difference(slope)
     np.testing.assert_allclose(forward(slope)(model), expected, rtol=5e-3)
     reverse_over_reverse = quick_jit(lambda model: along(jax.grad(slope)(model)))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from federated.helpers import CASES
+from jax.sharding import AxisType
 
 import fedeqx as fx
 
@@ -19,13 +20,14 @@ class Backend:
     """`run(program, arguments)`, on a mesh of so many devices, returns `program(*arguments)`."""
 
     run: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
-    devices: int = 1
+    devices: int = 0
+    axis_type: AxisType = AxisType.Auto
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        if self.devices == 1:
+        if self.devices == 0:
             return contextlib.nullcontext()
-        axis, devices = (jax.sharding.AxisType.Auto,), jax.devices()[: self.devices]
-        mesh = jax.make_mesh((self.devices,), ("clients",), axis_types=axis, devices=devices)
+        types, devices = (self.axis_type,), jax.devices()[: self.devices]
+        mesh = jax.make_mesh((self.devices,), ("clients",), axis_types=types, devices=devices)
         return jax.set_mesh(mesh)
 
 
@@ -51,7 +53,10 @@ def _exported(program, arguments):
 
 BACKENDS = {
     "exported": Backend(_exported),
+    "mesh of 1": Backend(_call, devices=1),
     "mesh of 2": Backend(_call, devices=2),
+    "mesh of 4": Backend(_call, devices=4),
+    "mesh of 4, explicit": Backend(_call, devices=4, axis_type=AxisType.Explicit),
     "mesh of 8": Backend(_call, devices=8),
     "plan": Backend(_planned),
     "stream, 1 at once": Backend(_streamed(1)),
@@ -59,11 +64,12 @@ BACKENDS = {
     "stream, all at once": Backend(_streamed(100)),
     "stream on a mesh of 2": Backend(_streamed(2), devices=2),
     "stream on a mesh of 4": Backend(_streamed(1), devices=4),
+    "stream on a mesh of 4, explicit": Backend(_streamed(2), 4, AxisType.Explicit),
 }
 
 PLANNED = [name for name in BACKENDS if "mesh" not in name or "stream" in name]
 # The rest is for the slow session: more of the same kinds.
-QUICK = ["plan", "exported", "stream, 3 at once", "stream on a mesh of 2"]
+QUICK = ["plan", "exported", "stream, 3 at once", "stream on a mesh of 2", "mesh of 4"]
 
 
 def crossed(quick: list[str], **wanted: Any) -> pytest.MarkDecorator:

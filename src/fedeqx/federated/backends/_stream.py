@@ -242,6 +242,8 @@ class Chunks:
             else next(totals)
             for i, m in enumerate(moves)
         ]
+        if self.mesh is not None:
+            results = [_mesh.cut(x, self.size, self.mesh) for x in results]
         return merged, [x[: self.size] for x in results]
 
     def _on_mesh(
