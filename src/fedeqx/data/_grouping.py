@@ -19,7 +19,7 @@ from ._layout import describe_schema, write_manifest
 from ._partition import AbstractPartition, as_partition
 from ._planned import AbstractPlannedPartition
 from ._progress import Progress, Reporter
-from ._sorting import ExternalSort
+from ._sorting import FRONT, ExternalSort
 from ._sources import Skips, SourceError
 from ._writer import GroupWriter, WriterOptions
 
@@ -111,7 +111,7 @@ def group(
                     f"All {keyed.examples_in} examples were skipped; the first one: "
                     f"{next(iter(keyed.skipped), None)}. Correct the partition function."
                 )
-            ordered = reporter(sort.finish(), "write", keyed.kept)
+            ordered = reporter(sort.finish(), "write", keyed.kept, hidden=len(FRONT))
             written = _write(ordered, keyed, folder, options)
         shutil.rmtree(spill)
         if written["num_examples"] + keyed.skipped.count != keyed.examples_in:

@@ -35,8 +35,10 @@ class Reporter:
         batches: Iterator[pa.RecordBatch],
         stage: Literal["read", "assign", "write"],
         total: int | None,
+        *,
+        hidden: int = 0,
     ) -> Iterator[pa.RecordBatch]:
-        """The same batches."""
+        """The same batches. The first `hidden` columns are not the examples' own."""
         if self._tell is None:
             yield from batches
             return
@@ -45,7 +47,7 @@ class Reporter:
         for batch in batches:
             yield batch
             rows += batch.num_rows
-            size += batch.nbytes
+            size += sum(column.nbytes for column in batch.columns[hidden:])
             now = time.monotonic()
             if now - told >= 0.1:
                 told = now
