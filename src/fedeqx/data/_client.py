@@ -1,5 +1,6 @@
 """One client's batches in one round."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +8,6 @@ import numpy as np
 from ._group import Group
 from ._ids import GroupId, to_key
 from ._seeding import generator
-from ._text import pack
 from ._tokens import TokenSource, token_chunks
 
 
@@ -57,14 +57,29 @@ def read_client(group: Group, number: int, options: ClientOptions) -> Client:
             left = left[complete * stride :]
     if len(left) > 1:
         draw.take(1, left, stride)
-    drawn = draw.in_order(options.epochs)
-    tokens = np.zeros((len(drawn), batch_size, length + 1), np.int32)
-    mask = np.zeros((len(drawn), batch_size, length), bool)
-    for step, piece in enumerate(drawn):
-        sequences = pack(piece, length)
-        tokens[step, : len(sequences.tokens)] = sequences.tokens
-        mask[step, : len(sequences.mask)] = sequences.mask
+    tokens, mask = _packed(draw.in_order(options.epochs), batch_size, length)
     return Client(number, group.id, tokens, mask)
+
+
+def _packed(
+    pieces: list[np.ndarray], batch_size: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`pack` for many batches at once: tokens [batches, batch, length + 1], mask [.., length]."""
+    places = _places(batch_size, length)
+    joined = np.zeros((len(pieces), batch_size * length + 1), np.int32)
+    targets = np.zeros((len(pieces), 1, 1), np.int64)
+    for number, piece in enumerate(pieces):
+        joined[number, : len(piece)] = piece
+        targets[number] = len(piece) - 1
+    mask = places[:, :-1] < targets
+    # A sequence without targets would begin with the last token of the one before.
+    return joined.take(places, axis=1) * mask[..., :1], mask
+
+
+@functools.lru_cache(maxsize=8)
+def _places(batch_size: int, length: int) -> np.ndarray:
+    """Where the tokens of a batch's sequences are: [batch, length + 1]."""
+    return np.arange(batch_size)[:, None] * length + np.arange(length + 1)
 
 
 class _Draw:

@@ -39,6 +39,7 @@ class Index:
                 f"The index {path} is missing or damaged ({error}). Group the source again."
             ) from error
         self._chunks = [file.get_batch(number) for number in range(file.num_record_batches)]
+        self._ids = [chunk.column(0) for chunk in self._chunks]
         # Views of the mapped file, not copies.
         self._numbers = [
             [column.to_numpy() for column in chunk.columns[1:]] for chunk in self._chunks
@@ -47,7 +48,7 @@ class Index:
     def raw_id(self, position: int) -> str | int | bytes:
         """The value of the id column at a position."""
         chunk, row = divmod(position, INDEX_CHUNK)
-        return self._chunks[chunk].column(0)[row].as_py()
+        return self._ids[chunk][row].as_py()
 
     def entry(self, position: int) -> Entry:
         """The index entry at a position."""
@@ -56,8 +57,7 @@ class Index:
 
     def id_column(self, positions: np.ndarray | None) -> pa.Array:
         """The values of the id column, all or those at some positions."""
-        chunks = [chunk.column(0) for chunk in self._chunks]
-        whole = pa.chunked_array(chunks)
+        whole = pa.chunked_array(self._ids)
         some = whole if positions is None else whole.take(pa.array(positions))
         return some.combine_chunks()
 
@@ -68,8 +68,8 @@ class Index:
 
     def raw_ids(self) -> Iterator[str | int | bytes]:
         """All ids in order, a chunk at a time."""
-        for chunk in self._chunks:
-            yield from chunk.column(0).to_pylist()
+        for ids in self._ids:
+            yield from ids.to_pylist()
 
 
 @final
@@ -118,7 +118,8 @@ class ParquetRows:
             )
         path = self._folder / self._shard_files[shard]
         try:
-            file = pq.ParquetFile(path, memory_map=True)
+            # The file is mapped: copying what will be read would only cost time.
+            file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
         except (OSError, pa.ArrowException) as error:
             raise DatasetFormatError(
                 f"The shard {path} is missing or damaged ({error}). Restore it, or group the "
