@@ -79,6 +79,18 @@ def test_groups_span_row_groups_and_shards(tmp_path, row_group_bytes, shard_byte
         assert list(itertools.chain.from_iterable(pieces)) == rows[1:5]
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_part_of_a_group_that_spans_shards(tmp_path, in_memory):
+    records = [{"user": n // 90, "n": n} for n in range(100)]
+    dataset = data.group(records, by="user", out=tmp_path / "o", shard_bytes=90, row_group_bytes=50)
+    assert len(dataset.manifest["shards"]) > 10
+    dataset = dataset.in_memory() if in_memory else dataset
+    for start, stop in [(0, 90), (7, 8), (33, 71), (89, 90), (89, 200), (5, 5), (60, None)]:
+        batches = dataset.group(0).batches(start, stop)
+        found = [example["n"] for batch in batches for example in batch.to_pylist()]
+        assert found == list(range(90))[start:stop]
+
+
 def test_the_files_are_plain_sorted_parquet_that_other_engines_read(tmp_path):
     records = list(long_tailed_records(2000))
     out = tmp_path / "out"

@@ -97,7 +97,7 @@ class ParquetRows:
             with self._lock:
                 starts = self._file(shard)[1]
                 if first_row >= starts[-1]:
-                    shard, first_row = shard + 1, 0
+                    shard, first_row = shard + 1, first_row - int(starts[-1])
                     continue
                 number = int(np.searchsorted(starts, first_row, "right")) - 1
                 rows = self._row_group(shard, number, columns)
@@ -173,4 +173,5 @@ class MemoryRows:
             part = part if columns is None else part.select(columns)
             yield from part.to_batches()
             count -= part.num_rows
-            shard, first_row = shard + 1, 0
+            first_row = max(0, first_row - self._shards[shard].num_rows)
+            shard += 1
