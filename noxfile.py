@@ -1,4 +1,4 @@
-"""Every job of the project: `nox -s demo`, `tests`, `slow`, `lint`, `typecheck`, `bench`."""
+"""Every job of the project: `nox -s demo`, `tests`, `slow`, `flower`, `lint`, `typecheck`, `bench`."""
 
 import nox
 
@@ -36,6 +36,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def flower(session: nox.Session) -> None:
+    """Plans on a real Flower deployment: SuperLink and SuperNodes started and stopped by tests."""
+    session.install("-e", ".[export,flower]", *_group("test"))
+    session.run("pytest", "-m", "flower", *(session.posargs or ["tests/flower"]))
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Format and lint, changing nothing."""
     session.install(*_group("lint"))
@@ -46,7 +53,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Pyright over everything."""
-    session.install("-e", ".[export,plot]", *_group("test"), *_group("typecheck"), "nox")
+    session.install("-e", ".[export,flower,plot]", *_group("test"), *_group("typecheck"), "nox")
     session.run("pyright", *session.posargs)
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from ._errors import CommandError
 
-_COMMANDS = ("demo", "group", "plan", "stats", "verify")
+_COMMANDS = ("demo", "flower", "group", "plan", "stats", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,12 +26,20 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--mermaid", action="store_true", help="print a Mermaid diagram instead")
     parser.add_argument("--export", metavar="DIR", help="also write the plan as StableHLO")
+    parser.add_argument(
+        "--arguments",
+        metavar="FILE",
+        help="with --export: also write the server's arguments, for a server to begin with",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..federated import Plan, PlanError, plan
+    from ..federated import Plan, PlanError, load_plan, plan
+    from ..federated.backends.flower import save_arguments
 
-    made = _call(arguments.function)
+    if arguments.arguments and not arguments.export:
+        raise CommandError("--arguments needs --export DIR, the plan that they belong to.")
+    made, rest = _call(arguments.function), None
     if not isinstance(made, Plan):
         if not isinstance(made, tuple) or not made or not callable(made[0]):
             raise CommandError(
@@ -45,6 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.export:
         with explained(PlanError, ImportError, FileExistsError):
             made.export(arguments.export)
+    if arguments.arguments:
+        if rest is None:
+            raise CommandError(
+                f"{arguments.function} returned a Plan, which has no arguments; it must return the "
+                "program and its arguments, as in `return program, model, data`."
+            )
+        with explained(PlanError):
+            save_arguments(load_plan(arguments.export), arguments.arguments, *rest)
     return 0
 
 

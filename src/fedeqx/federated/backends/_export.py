@@ -118,6 +118,7 @@ class _Writer:
             "values": self.described,
             "inputs": inputs,
             "cohort_sizes": [self.value(v) for v in schedule.sizes],
+            "size_is_sent_first": schedule.size_is_sent_first,
             "rounds": rounds,
             "end": end,
             "outputs": outputs,
@@ -197,6 +198,7 @@ class LoadedPlan:
 
     def __init__(self, manifest: dict[str, Any], stages: Mapping[str, Any]):
         self.manifest, self._stages = manifest, stages
+        self._calls = {file: jax.jit(exported.call) for file, exported in stages.items()}
         self.name: str = manifest["name"]
         self.platforms: tuple[str, ...] = tuple(manifest["platforms"])
         self.inputs: tuple[str, ...] = tuple(entry["name"] for entry in manifest["inputs"])
@@ -216,25 +218,26 @@ class LoadedPlan:
         size = find_cohort_size([("args", args), ("kwargs", kwargs)])
         if size is None:
             raise PlanError(f"The plan {self.name!r} needs clients' values, in `Clients`.")
-        env = self._arguments((args, kwargs))
+        env = self.arguments(*args, **kwargs)
         env |= {v: jnp.asarray(size, jnp.int32) for v in self.manifest["cohort_sizes"]}
         received: dict[int, Array] = {}
         for step in self.manifest["rounds"]:
-            env |= self._run(step["server"], env)
-            received |= {m["to"]: _constant_or(m["from"], env) for m in step["broadcasts"]}
+            env |= self.run(step["server"], env)
+            received |= {m["to"]: self.value(m["from"], env) for m in step["broadcasts"]}
             env |= self._run_clients(step["client"], env, received, size)
             for move in step["reductions"]:
                 env[move["to"]] = reduce_over(move["how"], env[move["from"]])
-        env |= self._run(self.manifest["end"], env)
-        results = [_constant_or(entry["value"], env) for entry in self.manifest["outputs"]]
+        env |= self.run(self.manifest["end"], env)
+        results = [self.value(entry["value"], env) for entry in self.manifest["outputs"]]
         return [jnp.asarray(x) for x in results]
 
     def stage(self, file: str) -> Any:
         """One stage, a `jax.export.Exported`."""
         return self._stages[file]
 
-    def _arguments(self, tree: Any) -> dict[int, Array]:
-        found = leaves_of(tree)
+    def arguments(self, *args: Any, **kwargs: Any) -> dict[int, Array]:
+        """A call's arrays by the number of their value, checked to be what the plan takes."""
+        found = leaves_of((args, kwargs))
         entries = self.manifest["inputs"]
         if len(found) != len(entries):
             raise PlanError(
@@ -256,15 +259,22 @@ class LoadedPlan:
             env[entry["value"]] = array
         return env
 
-    def _run(self, stage: Mapping[str, Any], env: Mapping[int, Array]) -> dict[int, Array]:
-        call: Callable[..., Any] = self._stages[stage["file"]].call
-        results = call(*(env[v] for v in stage["inputs"]))
+    def run(self, stage: Mapping[str, Any], env: Mapping[int, Array]) -> dict[int, Array]:
+        """Runs one stage, which the manifest describes, on values by number."""
+        results = self._calls[stage["file"]](*(env[v] for v in stage["inputs"]))
         return dict(zip(stage["outputs"], results, strict=True))
+
+    @staticmethod
+    def value(entry: Any, env: Mapping[int, Array]) -> Any:
+        """What an entry of the manifest stands for: a value's number, or a constant."""
+        if isinstance(entry, dict):
+            return jnp.asarray(np.asarray(entry["constant"], entry["dtype"]))
+        return env[entry]
 
     def _run_clients(
         self, stage: Mapping[str, Any], env: Mapping[int, Array], received: Any, size: int
     ) -> dict[int, Array]:
-        call: Callable[..., Any] = self._stages[stage["file"]].call
+        call = self._calls[stage["file"]]
 
         def one_client(i: Array) -> Any:
             return call(*(received[v] if v in received else env[v][i] for v in stage["inputs"]))
@@ -285,17 +295,21 @@ def load_plan(folder: str | os.PathLike[str]) -> LoadedPlan:
     A `LoadedPlan`. Raises a `PlanError` that names the file where one is missing, truncated or
     altered, or of a newer format, before anything is run.
     """
-    _require_flatbuffers()
     place = Path(folder)
+    return load_plan_files(place, lambda name: (place / name).read_bytes())
+
+
+def load_plan_files(place: Path, read: Callable[[str], bytes]) -> LoadedPlan:
+    """`load_plan` where the stages are stored in another way: `read` gives a file of the format."""
+    _require_flatbuffers()
     manifest = _read_manifest(place / MANIFEST)
-    stages = [stage for step in manifest["rounds"] for stage in (step["server"], step["client"])]
     loaded = {}
-    for entry in [*stages, manifest["end"]]:
+    for entry in stages_of(manifest):
         file = place / entry["file"]
         if file.parent != place:
             raise PlanError(f"{place / MANIFEST} names a file outside of its folder: {file}.")
         try:
-            data = file.read_bytes()
+            data = read(entry["file"])
         except FileNotFoundError:
             raise PlanError(f"{file} is missing; export the plan again.") from None
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
@@ -303,6 +317,12 @@ def load_plan(folder: str | os.PathLike[str]) -> LoadedPlan:
             raise PlanError(f"{file} was {how} after it was written; export the plan again.")
         loaded[entry["file"]] = jax_export.deserialize(bytearray(data))
     return LoadedPlan(manifest, loaded)
+
+
+def stages_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All stages, in the order in which they run."""
+    steps = [stage for step in manifest["rounds"] for stage in (step["server"], step["client"])]
+    return [*steps, manifest["end"]]
 
 
 def _read_manifest(file: Path) -> dict[str, Any]:
@@ -329,12 +349,6 @@ def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _constant_or(entry: Any, env: Mapping[int, Array]) -> Any:
-    if isinstance(entry, dict):
-        return jnp.asarray(np.asarray(entry["constant"], entry["dtype"]))
-    return env[entry]
 
 
 def _require_flatbuffers() -> None:

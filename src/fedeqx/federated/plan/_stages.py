@@ -142,6 +142,12 @@ class Schedule:
         return tuple(e.outvars[0] for e in self.equations if e.primitive is prims.fed_size_p)
 
     @functools.cached_property
+    def size_is_sent_first(self) -> bool:
+        """Whether what is sent in the first round depends on the cohort size."""
+        sent = [m.source for m in self.broadcasts if self.levels[m.result] == 0]
+        return any(v in self.sizes for v in self.stage(sent, self.sizes).inputs)
+
+    @functools.cached_property
     def moves(self) -> tuple[Move, ...]:
         """All communication, in the order of the program."""
         names = {prims.fed_broadcast_p: "broadcast", **REDUCTIONS}
