@@ -27,8 +27,8 @@ def free_port() -> int:
 class Deployment:
     """One SuperLink and its SuperNodes, in a folder of their own."""
 
-    def __init__(self, folder: Path, *, tls: "Tls | None" = None):
-        self.folder, self.tls = folder, tls
+    def __init__(self, folder: Path, *, tls: "Tls | None" = None, python_path: Path | None = None):
+        self.folder, self.tls, self.python_path = folder, tls, python_path
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.may_end: set[str] = set()
@@ -172,6 +172,7 @@ class Deployment:
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": "" if self.python_path is None else str(self.python_path),
             # Each message starts a process of its own; what one compiled, the next finds.
             "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -29,9 +29,9 @@ class Tls:
         """The private key of a node, made when first asked for."""
         file = self.folder / f"{name}.key"
         if not file.exists():
-            key = self._private_key(file)
+            key = self._private_key(file, serialization.PrivateFormat.OpenSSH)
             public = key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
             )
             self.public_key(name).write_bytes(public)
         return file
@@ -40,12 +40,14 @@ class Tls:
         return self.folder / f"{name}.pub"
 
     @staticmethod
-    def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    def _private_key(
+        file: Path, form=serialization.PrivateFormat.PKCS8
+    ) -> ec.EllipticCurvePrivateKey:
         key = ec.generate_private_key(ec.SECP384R1())
         file.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
+                form,
                 serialization.NoEncryption(),
             )
         )

@@ -14,7 +14,7 @@ from .._export import LoadedPlan, load_plan
 from ._arrays import write_arrays
 from ._files import carried_leaves
 from ._plan_files import write_app_plan
-from ._settings import Settings, read_settings, write_settings
+from ._settings import Settings, SettingsError, read_settings, write_settings
 
 PACKAGE = "fedeqx_app"
 DEFAULT_CLIENTS = "fedeqx.training:node_clients"
@@ -133,8 +133,11 @@ def save_arguments(plan: LoadedPlan, file: str | Path, *args: Any, **kwargs: Any
 
 def read_settings_file(file: str | Path) -> Settings:
     """The settings in a TOML file."""
-    with Path(file).open("rb") as opened:
-        return read_settings(tomllib.load(opened))
+    try:
+        with Path(file).open("rb") as opened:
+            return read_settings(tomllib.load(opened))
+    except tomllib.TOMLDecodeError as e:
+        raise SettingsError(f"{file} is no TOML: {e}.") from e
 
 
 def _project(name: str, manifest: Mapping[str, Any], settings: Settings) -> str:
