@@ -3,8 +3,10 @@
 import itertools
 import pickle
 import random
+import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import fedeqx.data as data
@@ -129,6 +131,24 @@ def test_stream_order(opened, expected):
     assert {group.id: list(group) for group in opened.stream(seed=1)} == expected
     with pytest.raises(ValueError, match="needs a seed"):
         opened.stream()
+
+
+def test_a_stream_is_a_grain_data_set_and_starts_no_threads(dataset, expected):
+    ids = list(expected)
+    stream = dataset.stream(shuffle=False)
+    assert [group.id for group in stream[2:9:3]] == ids[2:9:3]
+    assert stream[len(ids) + 1].id == ids[1]
+    assert list(stream.map(lambda group: group.id)[:7]) == ids[:7]
+    threads = threading.active_count()
+    iterator = iter(stream)
+    assert next(iterator).id == ids[0]
+    assert threading.active_count() == threads
+
+
+def test_reading_leaves_arrows_memory_pool_as_it_is(dataset, expected):
+    pool = pa.default_memory_pool().backend_name
+    assert contents(data.open(dataset.path)) == expected
+    assert pa.default_memory_pool().backend_name == pool
 
 
 def test_stream_state_can_be_saved_and_restored(dataset):

@@ -47,7 +47,7 @@ def add_parser(subparsers) -> None:
         "--memory-limit", default="1GB", metavar="SIZE", help="what the sort holds; default: 1GB"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="default: one per core")
-    parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="default: 256MiB")
+    parser.add_argument("--shard-bytes", default="64MiB", metavar="SIZE", help="default: 64MiB")
     parser.add_argument(
         "--row-group-bytes", default="256KiB", metavar="SIZE", help="default: 256KiB"
     )

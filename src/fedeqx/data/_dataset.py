@@ -34,6 +34,7 @@ class GroupedDataset:
         positions: np.ndarray | None = None,
         in_memory: bool = False,
         parts: tuple[Part, ...] = (),
+        row_groups: int = 1,
     ):
         """**Arguments:**
 
@@ -41,6 +42,8 @@ class GroupedDataset:
         - `positions`: which groups to keep, by their place in the index, ascending; all by default.
         - `in_memory`: load all shards at once.
         - `parts`: which of every group's examples to keep; see `split_examples`.
+        - `row_groups`: how many row groups to hold decoded, each of some hundred KB: as many as
+            there are places that are read in turn.
         """
         self.path = Path(path)
         self.manifest: dict[str, Any] = read_manifest(self.path)
@@ -50,6 +53,7 @@ class GroupedDataset:
         self._positions = positions
         self._in_memory = in_memory
         self._parts = parts
+        self._row_groups = row_groups
         self._part_sizes: dict[str, np.ndarray] | None = None
         files = [shard["file"] for shard in self.manifest["shards"]]
         self._rows = (
@@ -57,11 +61,17 @@ class GroupedDataset:
                 [pq.read_table(self.path / file).drop_columns(GROUP_COLUMN) for file in files]
             )
             if in_memory
-            else ParquetRows(self.path, files)
+            else ParquetRows(self.path, files, row_groups)
         )
 
     def __reduce__(self):
-        return _reopen, (self.path, self._positions, self._in_memory, self._parts)
+        return _reopen, (
+            self.path,
+            self._positions,
+            self._in_memory,
+            self._parts,
+            self._row_groups,
+        )
 
     @property
     def num_groups(self) -> int:
@@ -156,8 +166,11 @@ class GroupedDataset:
         return self._group(self._position(number % len(self)))
 
     def __iter__(self) -> Iterator[Group]:
-        for number in range(len(self)):
-            yield self._group(self._position(number))
+        if self._positions is not None:
+            yield from map(self._group, self._positions.tolist())
+            return
+        for raw_id, entry in self._index:
+            yield Group(from_column(raw_id, self._kind), self._rows, entry, self._parts)
 
     def select(self, ids: Iterable[GroupId]) -> "GroupedDataset":
         """The same data set with these groups alone, in the order of the files.
@@ -321,8 +334,15 @@ class GroupedDataset:
             "positions": self._positions,
             "in_memory": self._in_memory,
             "parts": self._parts,
+            "row_groups": self._row_groups,
         }
         return GroupedDataset(self.path, **{**kept, **changes})
+
+    def _holding(self, row_groups: int) -> "GroupedDataset":
+        """The same data set, with so many row groups held at a time, or as many as now."""
+        if self._in_memory or row_groups <= self._row_groups:
+            return self
+        return self._with(row_groups=row_groups)
 
     def _no_such(self, group_id: GroupId) -> str:
         return (
@@ -356,9 +376,15 @@ def open(path: str | Path) -> GroupedDataset:
 
 
 def _reopen(
-    path: Path, positions: np.ndarray | None, in_memory: bool, parts: tuple[Part, ...]
+    path: Path,
+    positions: np.ndarray | None,
+    in_memory: bool,
+    parts: tuple[Part, ...],
+    row_groups: int,
 ) -> GroupedDataset:
-    return GroupedDataset(path, positions=positions, in_memory=in_memory, parts=parts)
+    return GroupedDataset(
+        path, positions=positions, in_memory=in_memory, parts=parts, row_groups=row_groups
+    )
 
 
 def _uniform(group_id: GroupId, seed: int) -> float:

@@ -1,5 +1,6 @@
 """One group: its examples as a lazy stream, or a part of them."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
@@ -42,7 +43,7 @@ class Group:
         self._rows = rows
         self._entry = entry
         self._parts = parts
-        self._size = None if parts else Size(entry.examples, entry.bytes, entry.words)
+        self._size: Size | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -58,8 +59,7 @@ class Group:
         return self._measured().examples
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches():
-            yield from to_examples(batch)
+        return itertools.chain.from_iterable(map(to_examples, self.batches()))
 
     def batches(
         self, start: int = 0, stop: int | None = None, *, columns: Sequence[str] | None = None
@@ -72,12 +72,17 @@ class Group:
         - `start`, `stop`: the first example, and the one after the last; all by default.
         - `columns`: the columns to read; all by default.
         """
-        shard, first_row, examples = self._entry[:3]
+        shard, first_row, examples, _, _ = self._entry
         stop = examples if stop is None else min(stop, examples)
         names = None if columns is None else tuple(columns)
         if not self._parts:
-            yield from self._rows.read(shard, first_row + start, max(0, stop - start), names)
-            return
+            return self._rows.read(shard, first_row + start, max(0, stop - start), names)
+        return self._batches_of_part(start, stop, names)
+
+    def _batches_of_part(
+        self, start: int, stop: int, names: tuple[str, ...] | None
+    ) -> Iterator[pa.RecordBatch]:
+        shard, first_row, examples, _, _ = self._entry
         passed = 0
         for batch in self._rows.read(shard, first_row, examples):
             # All columns are read: they decide to which part an example belongs.
@@ -117,12 +122,14 @@ class Group:
         return Group(self.id, loaded, Entry(0, 0, *self._measured()))
 
     def __repr__(self) -> str:
-        if self._size is None:
+        if self._parts and self._size is None:
             return f"Group(id={self.id!r}, a part of {self._entry.examples} examples)"
         return f"Group(id={self.id!r}, examples={len(self)}, bytes={self.num_bytes})"
 
     def _measured(self) -> Size:
         """The size; of a part it is not written down, and the group is read for it once."""
+        if self._size is None and not self._parts:
+            self._size = Size(*self._entry[2:])
         if self._size is None:
             examples = size = words = 0
             for batch in self.batches():

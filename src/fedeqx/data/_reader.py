@@ -1,5 +1,7 @@
 """Reads rows of shards, one row group at a time."""
 
+import bisect
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -12,9 +14,11 @@ import pyarrow.parquet as pq
 
 from ._layout import GROUP_COLUMN, INDEX_CHUNK, DatasetFormatError
 
-# Decoded row groups that are kept, because neighbouring small groups lie in one.
-_KEPT_ROW_GROUPS = 4
-_KEPT_FILES = 64
+# Open shards: the footer of one takes some milliseconds to read, and half a megabyte.
+_KEPT_SHARDS = 4
+# Index entries that are Python objects at a time when all are gone through.
+_INDEX_STEP = 256
+_OPENING = threading.Lock()
 
 
 class Entry(NamedTuple):
@@ -53,7 +57,16 @@ class Index:
     def entry(self, position: int) -> Entry:
         """The index entry at a position."""
         chunk, row = divmod(position, INDEX_CHUNK)
-        return Entry(*(int(column[row]) for column in self._numbers[chunk]))
+        return Entry(*[column.item(row) for column in self._numbers[chunk]])
+
+    def __iter__(self) -> Iterator[tuple[str | int | bytes, Entry]]:
+        """The ids, as `raw_id` gives them, and entries of all groups in order."""
+        for ids, numbers in zip(self._ids, self._numbers, strict=True):
+            for start in range(0, len(ids), _INDEX_STEP):
+                some = slice(start, start + _INDEX_STEP)
+                columns = [column[some].tolist() for column in numbers]
+                entries = itertools.starmap(Entry, zip(*columns, strict=True))
+                yield from zip(ids[some].to_pylist(), entries, strict=True)
 
     def id_column(self, positions: np.ndarray | None) -> pa.Array:
         """The values of the id column, all or those at some positions."""
@@ -72,19 +85,39 @@ class Index:
             yield from ids.to_pylist()
 
 
+class _Stretch(NamedTuple):
+    """A decoded row group: which rows of which shard, with which columns."""
+
+    shard: int
+    start: int
+    end: int
+    columns: tuple[str, ...] | None
+    rows: pa.RecordBatch
+
+
+class _Shard(NamedTuple):
+    """An open shard, and where its row groups begin (one place more)."""
+
+    file: pq.ParquetFile
+    starts: list[int]
+
+
 @final
 class ParquetRows:
     """Rows of the shards of a folder. Safe to use from several threads; pickles as its path."""
 
-    def __init__(self, folder: Path, shard_files: list[str]):
+    def __init__(self, folder: Path, shard_files: list[str], kept: int = 1):
+        """`kept` decoded row groups are held, because neighbouring small groups lie in one."""
+        self._kept_row_groups = kept
         self._folder = folder
         self._shard_files = shard_files
         self._lock = threading.Lock()
-        self._files: OrderedDict[int, tuple[pq.ParquetFile, np.ndarray]] = OrderedDict()
-        self._kept: OrderedDict[tuple[Any, ...], pa.RecordBatch] = OrderedDict()
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], _Stretch] = OrderedDict()
+        self._latest: _Stretch | None = None
 
     def __reduce__(self):
-        return ParquetRows, (self._folder, self._shard_files)
+        return ParquetRows, (self._folder, self._shard_files, self._kept_row_groups)
 
     def read(
         self, shard: int, first_row: int, count: int, columns: tuple[str, ...] | None = None
@@ -93,53 +126,84 @@ class ParquetRows:
 
         All columns but the group's, or the given ones.
         """
+        # Small groups mostly lie in the row group that was read last. It is looked up without the
+        # lock: the attribute is read once, and what it holds does not change.
+        latest = self._latest
+        if (
+            latest is not None
+            and latest.shard == shard
+            and latest.start <= first_row < first_row + count <= latest.end
+            and latest.columns == columns
+        ):
+            return iter((latest.rows.slice(first_row - latest.start, count),))
+        return self._read(shard, first_row, count, columns)
+
+    def _read(
+        self, shard: int, first_row: int, count: int, columns: tuple[str, ...] | None
+    ) -> Iterator[pa.RecordBatch]:
         while count:
             with self._lock:
-                starts = self._file(shard)[1]
+                starts = self._shard(shard).starts
                 if first_row >= starts[-1]:
-                    shard, first_row = shard + 1, first_row - int(starts[-1])
+                    shard, first_row = shard + 1, first_row - starts[-1]
                     continue
-                number = int(np.searchsorted(starts, first_row, "right")) - 1
-                rows = self._row_group(shard, number, columns)
-            offset = first_row - int(starts[number])
-            part = rows.slice(offset, count)
+                stretch = self._row_group(
+                    shard, bisect.bisect_right(starts, first_row) - 1, columns
+                )
+                self._latest = stretch
+            part = stretch.rows.slice(first_row - stretch.start, count)
             yield part
             count -= part.num_rows
             first_row += part.num_rows
 
-    def _file(self, shard: int) -> tuple[pq.ParquetFile, np.ndarray]:
-        if shard in self._files:
-            self._files.move_to_end(shard)
-            return self._files[shard]
+    def _shard(self, shard: int) -> _Shard:
+        if shard in self._shards:
+            self._shards.move_to_end(shard)
+            return self._shards[shard]
         if shard >= len(self._shard_files):
             raise DatasetFormatError(
                 f"{self._folder} has {len(self._shard_files)} shards, and the index points past "
                 "the last. Group the source again."
             )
+        self._leave(shard - 1)
         path = self._folder / self._shard_files[shard]
         try:
-            # The file is mapped: copying what will be read would only cost time.
-            file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+            file = _open(path)
         except (OSError, pa.ArrowException) as error:
             raise DatasetFormatError(
                 f"The shard {path} is missing or damaged ({error}). Restore it, or group the "
                 "source again."
             ) from error
+        if len(self._shards) == _KEPT_SHARDS:
+            self._shards.popitem(last=False)[1].file.close()
         metadata = file.metadata
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        self._files[shard] = file, np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
-        if len(self._files) > _KEPT_FILES:
-            self._files.popitem(last=False)[1][0].close()
-        return self._files[shard]
+        self._shards[shard] = _Shard(file, [0, *itertools.accumulate(rows)])
+        return self._shards[shard]
 
-    def _row_group(
-        self, shard: int, number: int, columns: tuple[str, ...] | None
-    ) -> pa.RecordBatch:
+    def _leave(self, shard: int) -> None:
+        """Close a shard if its last row group is among those held: who goes on is done with it."""
+        if shard in self._shards:
+            last = len(self._shards[shard].starts) - 2
+            held = [key for key in self._kept if key[:2] == (shard, last)]
+            for key in held:
+                del self._kept[key]
+            if held:
+                self._latest = None
+                self._shards.pop(shard).file.close()
+
+    def _row_group(self, shard: int, number: int, columns: tuple[str, ...] | None) -> _Stretch:
         key = shard, number, columns
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        file = self._file(shard)[0]
+        file, starts = self._shard(shard)
+        # Who goes on to a row group is done with the one before.
+        self._latest = None
+        self._kept.pop((shard, number - 1, columns), None)
+        if len(self._kept) == self._kept_row_groups:
+            self._kept.popitem(last=False)
+        _memory_pool().release_unused()
         if columns is None:
             names = [name for name in file.schema_arrow.names if name != GROUP_COLUMN]
         else:
@@ -151,10 +215,32 @@ class ParquetRows:
                 f"Row group {number} of the shard {self._folder / self._shard_files[shard]} is "
                 f"damaged ({error}). Restore the file, or group the source again."
             ) from error
-        self._kept[key] = table.combine_chunks().to_batches()[0]
-        if len(self._kept) > _KEPT_ROW_GROUPS:
-            self._kept.popitem(last=False)
+        rows = table.combine_chunks().to_batches()[0]
+        self._kept[key] = _Stretch(shard, starts[number], starts[number + 1], columns, rows)
         return self._kept[key]
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    # A reader takes its memory from the pool that is Arrow's own when it is made.
+    with _OPENING:
+        before = pa.default_memory_pool()
+        pa.set_memory_pool(_memory_pool())
+        try:
+            # The file is mapped: copying what will be read would only cost time.
+            return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+        finally:
+            pa.set_memory_pool(before)
+
+
+def _memory_pool() -> pa.MemoryPool:
+    """Where row groups are decoded: jemalloc, if Arrow has it, gives back what is free when asked.
+
+    Arrow's usual mimalloc keeps some ten times what is held here.
+    """
+    try:
+        return pa.jemalloc_memory_pool()
+    except NotImplementedError:
+        return pa.default_memory_pool()
 
 
 @final

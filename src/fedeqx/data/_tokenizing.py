@@ -29,7 +29,7 @@ def tokenize(
     keep: Sequence[str] = (),
     overwrite: bool = False,
     progress: Callable[[Progress], None] | None = None,
-    shard_bytes: str | int = "256MiB",
+    shard_bytes: str | int = "64MiB",
     row_group_bytes: str | int = "256KiB",
     compression: str = "lz4",
 ) -> GroupedDataset:

@@ -17,7 +17,7 @@ from ._sorting import BYTES, FRONT, KEY, WORDS
 class WriterOptions(NamedTuple):
     """How large shards and row groups are, and how they are compressed."""
 
-    shard_bytes: int = 256 << 20
+    shard_bytes: int = 64 << 20
     row_group_bytes: int = 256 << 10
     compression: str = "lz4"
 
