@@ -37,7 +37,7 @@ def group(
     progress: Callable[[Progress], None] | None = None,
     memory_limit: str | int = "1GB",
     threads: int | None = None,
-    shard_bytes: str | int = "256MiB",
+    shard_bytes: str | int = "64MiB",
     row_group_bytes: str | int = "256KiB",
     compression: str = "lz4",
 ) -> GroupedDataset:
