@@ -1,4 +1,4 @@
-"""Every job of the project: `nox -s demo`, `tests`, `slow`, `flower`, `lint`, `typecheck`, `bench`."""
+"""Every job: `nox -s demo`, `tests`, `slow`, `extras`, `flower`, `lint`, `typecheck`, `bench`."""
 
 import nox
 
@@ -33,6 +33,13 @@ def slow(session: nox.Session) -> None:
     """The tests that `tests` leaves out for time: more combinations of the same kinds."""
     session.install("-e", ".[export,plot]", *_group("test"))
     session.run("pytest", "-n", "2", "-m", "slow", *session.posargs)
+
+
+@nox.session
+def extras(session: nox.Session) -> None:
+    """Grouping with Apache Beam, Hugging Face data sets, TFDS: `nox -s extras -- -k beam`."""
+    session.install("-e", ".[beam,hf,tfds]", *_group("test"))
+    session.run("pytest", "-n", "2", "tests/extras", *session.posargs)
 
 
 @nox.session

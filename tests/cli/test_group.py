@@ -97,6 +97,26 @@ PARTITIONS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hf:allenai/c4"], r"hf:allenai/c4: name the split too: hf:allenai/c4,split=train"),
+        (["tfds:"], r"tfds:: name the split too: tfds:NAME,split=train"),
+        (["tfds:mnist,train"], r"tfds:mnist,train: 'train' is not of the form NAME=VALUE"),
+        (["hf:a,split=train"], r"needs the package datasets: pip install 'fedeqx\[hf\]'"),
+        (["tfds:a,split=train"], r"needs the package tensorflow-datasets: .*fedeqx\[tfds\]"),
+        (["rows.jsonl", "--engine", "beam"], r"needs the package apache-beam: .*fedeqx\[beam\]"),
+        (["gs://bucket/x.jsonl"], r"gs://bucket/x.jsonl does not exist.*group_with_beam"),
+    ],
+)
+def test_sources_and_engines_that_are_not_there(folder, monkeypatch, capsys, arguments, message):
+    for package in ("apache_beam", "datasets", "tensorflow_datasets"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(["group", *arguments, "--by", "user", "--out", "out"]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (folder / "out").exists()
+
+
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_every_partition_function_is_the_one_of_python(folder, text):
     assert group("rows.jsonl", "--by", text, "--out", "out") == 0

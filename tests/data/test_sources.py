@@ -298,31 +298,6 @@ def test_polars(tmp_path):
     }
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hugging_face(tmp_path, streaming):
-    datasets = pytest.importorskip("datasets")
-    source = datasets.Dataset.from_list(ROWS).filter(lambda row: row["n"] % 2 == 0)
-    if streaming:
-        source = source.to_iterable_dataset(num_shards=3)
-    dataset = data.group(source, by="g", out=tmp_path / "out")
-    assert [e["n"] for e in dataset.group("user 0")] == list(range(0, 300, 14))
-    assert dataset.manifest["source"]["kind"] == "huggingface"
-
-
-class Builder:
-    """Stands for a TFDS builder."""
-
-    def as_data_source(self, split):
-        return [{"g": 1, "image": np.zeros((2, 2), np.uint8)}] * (3 if split == "train" else 1)
-
-
-def test_tfds(tmp_path):
-    with pytest.raises(TypeError, match=r"as_data_source\('train'\)"):
-        data.group(Builder(), by="g", out=tmp_path / "out")
-    dataset = data.group(Builder().as_data_source("train"), by="g", out=tmp_path / "out")
-    assert dataset.num_examples == 3
-
-
 def test_totals(tmp_path):
     write(tmp_path / "a.parquet", ROWS)
     assert as_source(tmp_path / "a.parquet").total() == 300

@@ -1,16 +1,19 @@
 """`fedeqx group`: partition a data set into groups, once, on disk."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._amounts import amount
 from ._errors import CommandError, explained
 from ._partitions import SYNTAX, parse_by
+from ._sources import SYNTAX as SOURCES
+from ._sources import parse_source
 
 if TYPE_CHECKING:
-    from ..data import GroupedDataset, Progress
+    from ..data import Progress
 
 _STAGES = {"read": "reading", "assign": "assigning", "write": "writing"}
 
@@ -21,20 +24,31 @@ def add_parser(subparsers) -> None:
         help="partition a data set into groups on disk",
         description="Partition the examples of files into groups and write them, sorted by group, "
         "to a folder.",
-        epilog=SYNTAX,
+        epilog=f"{SOURCES}\n\n{SYNTAX}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "source",
         nargs="+",
         metavar="SOURCE",
-        help="Parquet, JSON-lines or CSV files, a pattern of them, or a folder: of these, or of "
-        "text files",
+        help="files, a pattern of them, or a folder: see below",
     )
     parser.add_argument(
         "--by", action="append", required=True, metavar="PARTITION", help="see below"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "beam"),
+        default="local",
+        help="this machine (default), or an Apache Beam pipeline on the runner of --beam-options",
+    )
+    parser.add_argument(
+        "--beam-options",
+        default="",
+        metavar="OPTIONS",
+        help='written --beam-options="--runner=FlinkRunner --parallelism=64"',
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     parser.add_argument(
         "--on-error",
@@ -59,30 +73,38 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported when run, so that `fedeqx --help` does not wait for Arrow.
     from .. import data
 
-    out = arguments.out
-    if out.exists() and not arguments.overwrite:
+    out = Path(arguments.out)
+    if "://" not in arguments.out and out.exists() and not arguments.overwrite:
         raise CommandError(
             f"{out} exists already. Choose another --out, or replace it with --overwrite."
         )
-    with explained(TypeError, ValueError, OSError):
-        sources = arguments.source
-        source = data.as_source(sources[0] if len(sources) == 1 else sources)
+    with explained(ImportError, TypeError, ValueError, OSError):
+        source = parse_source(arguments.source)
+        if arguments.engine == "local":
+            source = data.as_source(source)
         by = parse_by(arguments.by)
+    options = {
+        "by": by,
+        "overwrite": arguments.overwrite,
+        "on_error": arguments.on_error,
+        "memory_limit": arguments.memory_limit,
+        "shard_bytes": arguments.shard_bytes,
+        "row_group_bytes": arguments.row_group_bytes,
+        "compression": arguments.compression,
+    }
+    if arguments.engine == "beam":
+        with explained(ImportError, TypeError, ValueError, OSError):
+            manifest = data.group_with_beam(
+                source,
+                out=arguments.out,
+                pipeline_options=shlex.split(arguments.beam_options),
+                **options,
+            )
+        _summarize(manifest, arguments.out)
+        return 0
     with Bars(quiet=arguments.quiet) as bars, explained(ValueError, OSError):
-        dataset = data.group(
-            source,
-            by=by,
-            out=out,
-            overwrite=arguments.overwrite,
-            on_error=arguments.on_error,
-            progress=bars,
-            memory_limit=arguments.memory_limit,
-            threads=arguments.threads,
-            shard_bytes=arguments.shard_bytes,
-            row_group_bytes=arguments.row_group_bytes,
-            compression=arguments.compression,
-        )
-    _summarize(dataset)
+        dataset = data.group(source, out=out, progress=bars, threads=arguments.threads, **options)
+    _summarize(dataset.manifest, str(dataset.path))
     return 0
 
 
@@ -125,11 +147,10 @@ class Bars:
         self._bar.update(progress.examples - self._bar.n)
 
 
-def _summarize(dataset: "GroupedDataset") -> None:
-    manifest = dataset.manifest
+def _summarize(manifest: dict[str, Any], out: str) -> None:
     print(
-        f"{dataset.num_groups:,} groups, {dataset.num_examples:,} examples, "
-        f"{amount(dataset.num_bytes)}: {dataset.path}"
+        f"{manifest['num_groups']:,} groups, {manifest['num_examples']:,} examples, "
+        f"{amount(manifest['num_bytes'])}: {out}"
     )
     if empty := manifest["partition"].get("empty_groups"):
         print(f"{empty:,} groups are empty, and so not among them")
@@ -137,5 +158,5 @@ def _summarize(dataset: "GroupedDataset") -> None:
         first = manifest["skipped"][0]
         print(
             f"{count:,} skipped; the first: {first['where']}: {' '.join(first['why'].split())}\n"
-            f"The others are listed in {dataset.path / 'manifest.json'}"
+            f"The others are listed in {out}/manifest.json"
         )

@@ -1,5 +1,7 @@
 """Examples -> groups on disk -> group stream -> cohorts. NumPy, Arrow and Grain; no JAX."""
 
+from ._array_records import ArrayRecordSource as ArrayRecordSource
+from ._beam import group_with_beam as group_with_beam
 from ._cohorts import Cohort as Cohort
 from ._cohorts import Cohorts as Cohorts
 from ._cohorts import cohorts as cohorts
@@ -8,6 +10,7 @@ from ._dataset import GroupedDataset as GroupedDataset
 from ._dataset import open as open
 from ._group import Group as Group
 from ._grouping import group as group
+from ._hugging_face import HuggingFaceSource as HuggingFaceSource
 from ._inputs import as_source as as_source
 from ._json_lines import JsonLinesSource as JsonLinesSource
 from ._layout import DatasetFormatError as DatasetFormatError
@@ -23,7 +26,6 @@ from ._partition import by_function as by_function
 from ._partition import by_url_domain as by_url_domain
 from ._progress import Progress as Progress
 from ._records import ArrowSource as ArrowSource
-from ._records import HuggingFaceSource as HuggingFaceSource
 from ._records import RecordSource as RecordSource
 from ._simulated import dirichlet as dirichlet
 from ._simulated import iid as iid
@@ -54,6 +56,7 @@ from ._text import decode_bytes as decode_bytes
 from ._text import encode_bytes as encode_bytes
 from ._text import pack as pack
 from ._text_folder import TextFolderSource as TextFolderSource
+from ._tfds import TfdsSource as TfdsSource
 from ._tokenizing import tokenize as tokenize
 from ._tokens import AbstractTokenizer as AbstractTokenizer
 from ._tokens import ByteTokenizer as ByteTokenizer
@@ -70,6 +73,7 @@ __all__ = [
     "AbstractPartition",
     "AbstractSource",
     "AbstractTokenizer",
+    "ArrayRecordSource",
     "ArrowSource",
     "ByteTokenizer",
     "Cohort",
@@ -92,6 +96,7 @@ __all__ = [
     "SourceError",
     "SubwordTokenizer",
     "TextFolderSource",
+    "TfdsSource",
     "Verification",
     "as_source",
     "by_expression",
@@ -105,6 +110,7 @@ __all__ = [
     "group",
     "group_counts",
     "group_tokens",
+    "group_with_beam",
     "iid",
     "label_skew",
     "letter_values",

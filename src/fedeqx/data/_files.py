@@ -79,7 +79,12 @@ def refuse(skipped: Skips, path: Path, error: Exception, skip: bool) -> None:
 
 
 def check_columns(
-    path: Path, found: pa.Schema, first: Path, expected: pa.Schema, *, types: bool = True
+    path: str | Path,
+    found: pa.Schema,
+    first: str | Path,
+    expected: pa.Schema,
+    *,
+    types: bool = True,
 ) -> None:
     def told(schema: pa.Schema) -> dict[str, str]:
         return {field.name: str(field.type) if types else "" for field in schema}

@@ -83,53 +83,35 @@ def group(
         dataset = fx.data.group(records, by="user", out="by_user")
         ```
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}; give at least 1, or None for one per core.")
-    if compression.lower() not in _CODECS:
-        raise ValueError(f"compression={compression!r}: give one of {', '.join(_CODECS)}.")
+    skip, options = checked_options(on_error, shard_bytes, row_group_bytes, compression)
     examples, partition, out = as_source(source), as_partition(by), Path(out)
     limit = parse_bytes(memory_limit, "memory_limit")
-    options = WriterOptions(
-        parse_bytes(shard_bytes, "shard_bytes"),
-        parse_bytes(row_group_bytes, "row_group_bytes"),
-        compression,
-    )
     with appearing(out, overwrite=overwrite) as folder:
         spill = folder / "spill"
         spill.mkdir()
         reporter = Reporter(progress)
-        keyed = KeyedExamples(
-            examples, partition, skip=on_error == "skip", temp=spill, reporter=reporter
-        )
+        keyed = KeyedExamples(examples, partition, skip=skip, temp=spill, reporter=reporter)
         with ExternalSort(spill, memory_limit=limit, threads=threads or _cores()) as sort:
             for batch in keyed.batches():
                 sort.add(batch)
             if not keyed.kept:
-                raise SourceError(
-                    f"All {keyed.examples_in} examples were skipped; the first one: "
-                    f"{next(iter(keyed.skipped), None)}. Correct the partition function."
-                )
+                raise nothing_kept(keyed.skipped)
             ordered = reporter(sort.finish(), "write", keyed.kept, hidden=len(FRONT))
             written = _write(ordered, keyed, folder, options)
         shutil.rmtree(spill)
-        if written["num_examples"] + keyed.skipped.count != keyed.examples_in:
-            raise RuntimeError(
-                f"{keyed.examples_in} examples went in, {keyed.skipped.count} were skipped and "
-                f"{written['num_examples']} came out. This is a bug of fedeqx: please report it."
-            )
         write_manifest(
             folder,
-            {
-                "examples_in": keyed.examples_in,
-                "num_ungrouped": keyed.skipped.count,
-                **_told_skips(examples.skipped, keyed.skipped),
-                **written,
-                "schema": describe_schema(keyed.schema),
-                "partition": _told_partition(partition, written["num_groups"]),
-                "source": examples.describe(),
-            },
+            manifest_of(
+                written,
+                examples_in=keyed.examples_in,
+                unread=examples.skipped,
+                ungrouped=keyed.skipped,
+                schema=keyed.schema,
+                partition=partition,
+                source=examples.describe(),
+            ),
         )
     return open_dataset(out)
 
@@ -148,16 +130,59 @@ def _write(
         raise
 
 
-def _told_skips(*skips: Skips) -> dict[str, Any]:
-    listed = [skipped._asdict() for some in skips for skipped in some]
-    return {"num_skipped": sum(map(len, skips)), "skipped": listed}
+def checked_options(
+    on_error: str, shard_bytes: str | int, row_group_bytes: str | int, compression: str
+) -> tuple[bool, WriterOptions]:
+    """Whether to skip bad examples, and how to write the others, from what `group` is given."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
+    if compression.lower() not in _CODECS:
+        raise ValueError(f"compression={compression!r}: give one of {', '.join(_CODECS)}.")
+    options = WriterOptions(
+        parse_bytes(shard_bytes, "shard_bytes"),
+        parse_bytes(row_group_bytes, "row_group_bytes"),
+        compression,
+    )
+    return on_error == "skip", options
 
 
-def _told_partition(partition: AbstractPartition, num_groups: int) -> dict[str, Any]:
+def nothing_kept(skipped: Skips) -> SourceError:
+    """The error for examples that were all skipped."""
+    return SourceError(
+        f"All {skipped.count} examples were skipped; the first one: {next(iter(skipped), None)}. "
+        "Correct the partition function."
+    )
+
+
+def manifest_of(
+    written: dict[str, Any],
+    *,
+    examples_in: int,
+    unread: Skips,
+    ungrouped: Skips,
+    schema: pa.Schema,
+    partition: AbstractPartition,
+    source: dict[str, Any],
+) -> dict[str, Any]:
+    """The manifest of what was written; every example that went in must be accounted for."""
+    if written["num_examples"] + ungrouped.count != examples_in:
+        raise RuntimeError(
+            f"{examples_in} examples went in, {ungrouped.count} were skipped and "
+            f"{written['num_examples']} came out. This is a bug of fedeqx: please report it."
+        )
     told = partition.describe()
     if isinstance(partition, AbstractPlannedPartition):
-        told["empty_groups"] = partition.num_groups - num_groups
-    return told
+        told["empty_groups"] = partition.num_groups - written["num_groups"]
+    return {
+        "examples_in": examples_in,
+        "num_ungrouped": ungrouped.count,
+        "num_skipped": unread.count + ungrouped.count,
+        "skipped": [skipped._asdict() for some in (unread, ungrouped) for skipped in some],
+        **written,
+        "schema": describe_schema(schema),
+        "partition": told,
+        "source": source,
+    }
 
 
 def _cores() -> int:

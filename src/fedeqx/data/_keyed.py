@@ -24,6 +24,10 @@ from ._sources import AbstractSource, Skips, SourceError
 from ._types import storable
 
 
+class NoExamplesError(SourceError):
+    """A source without any example."""
+
+
 class KeyedExamples:
     """A source's batches as the sort takes them: key, bytes and words, then the example.
 
@@ -51,7 +55,7 @@ class KeyedExamples:
         self._rest = source.batches(skip=skip)
         first = next((batch for batch in self._rest if batch.num_rows), None)
         if first is None:
-            raise SourceError(
+            raise NoExamplesError(
                 f"The source gave no examples ({source.describe()}, {len(source.skipped)} "
                 "skipped). Check the path, the suffixes, or that the iterator was not used up "
                 "before."
@@ -77,7 +81,7 @@ class KeyedExamples:
                 self.examples_in += len(problems) + batch.num_rows
                 yield self._ready(keys, batch)
         else:
-            yield from self._planned(_planner(self._partition))
+            yield from self._planned(planner_of(self._partition))
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         return self._reporter(self._checked(), "read", self._source.total())
@@ -154,7 +158,8 @@ class KeyedExamples:
         )
 
 
-def _planner(partition: AbstractPartition) -> AbstractPlanner:
+def planner_of(partition: AbstractPartition) -> AbstractPlanner:
+    """What plans a partition that needs to see all examples. Raises `TypeError` for others."""
     if isinstance(partition, AbstractPlannedPartition):
         return SimplePlanner(partition)
     if isinstance(partition, Nested):

@@ -1,8 +1,8 @@
 """Python records and Arrow tables as sources."""
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,23 @@ from ._sources import BATCH_BYTES, BATCH_ROWS, AbstractSource, Skips, SourceErro
 _BAD_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
+class Unreadable(NamedTuple):
+    """Stands in an iterator for a record that could not be read; says why."""
+
+    why: str
+
+
 @final
 class RecordSource(AbstractSource):
     """An iterator of dictionaries, one per example, all with the same fields."""
 
-    def __init__(self, records: Iterable[Mapping[str, Any]], *, schema: pa.Schema | None = None):
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        schema: pa.Schema | None = None,
+        name: Callable[[int], str] = "record {}".format,
+    ):
         """**Arguments:**
 
         - `records`: the examples, such as a generator, a list or a Grain data set. Values may be
@@ -24,10 +36,12 @@ class RecordSource(AbstractSource):
             these. Arrays of two or more axes must agree in shape and become tensors.
         - `schema`: the examples' Arrow schema; by default it is inferred from the first few
             thousand.
+        - `name`: how messages name the record with a number (from 0).
         """
         self.skipped = Skips()
         self._records = records
         self._schema = schema
+        self._name = name
         self._gaps: list[int] = []
 
     def batches(self, *, skip: bool = False) -> Iterator[pa.RecordBatch]:
@@ -40,11 +54,11 @@ class RecordSource(AbstractSource):
         names: set[str] | None = None if schema is None else set(schema.names)
         for number, record in enumerate(self._records):
             try:
-                names = _check_fields(record, names, number)
+                names = _check_fields(record, names, self._name(number))
             except SourceError as error:
                 if not skip:
                     raise
-                self.skipped.add(f"record {number}", str(error))
+                self.skipped.add(self._name(number), str(error))
                 self._gaps.append(given + len(rows))
                 continue
             rows.append(record)
@@ -63,7 +77,7 @@ class RecordSource(AbstractSource):
         return {"kind": "records", "of": type(self._records).__name__}
 
     def locate(self, row: int) -> str:
-        return f"record {row + bisect.bisect_right(self._gaps, row)}"
+        return self._name(row + bisect.bisect_right(self._gaps, row))
 
     def total(self) -> int | None:
         try:
@@ -83,9 +97,9 @@ class RecordSource(AbstractSource):
             try:
                 return _to_batch(rows, schema)
             except _MisfitError as misfit:
-                where = f"record {numbers[misfit.place]}"
+                where = self._name(numbers[misfit.place])
                 if not skip or len(rows) == 1:
-                    raise SourceError(f"{where.capitalize()}: {misfit}") from misfit
+                    raise SourceError(f"{_capital(where)}: {misfit}") from misfit
                 self.skipped.add(where, str(misfit))
                 bisect.insort(self._gaps, given + misfit.place)
                 del rows[misfit.place], numbers[misfit.place]
@@ -131,41 +145,6 @@ class ArrowSource(AbstractSource):
         return None
 
 
-@final
-class HuggingFaceSource(AbstractSource):
-    """A `datasets.Dataset` or a streaming `datasets.IterableDataset`, read as Arrow."""
-
-    def __init__(self, dataset: Any):
-        """**Arguments:**
-
-        - `dataset`: one split, as `datasets.load_dataset(..., split="train")` gives it. Its images
-            and sounds stay the encoded bytes that they are stored as.
-        """
-        self.skipped = Skips()
-        self._dataset = dataset
-
-    def batches(self, *, skip: bool = False) -> Iterator[pa.RecordBatch]:
-        for table in self._dataset.with_format("arrow").iter(batch_size=BATCH_ROWS):
-            # Hugging Face keeps its own description of the columns there; the types say the same.
-            plain = table.replace_schema_metadata(None)
-            for batch in plain.to_batches():
-                yield from pieces(batch)
-
-    def describe(self) -> dict[str, Any]:
-        info = getattr(self._dataset, "info", None)
-        return {
-            "kind": "huggingface",
-            "name": getattr(info, "dataset_name", None),
-            "split": str(getattr(self._dataset, "split", None)),
-        }
-
-    def locate(self, row: int) -> str:
-        return f"row {row}"
-
-    def total(self) -> int | None:
-        return getattr(self._dataset, "num_rows", None)
-
-
 class _MisfitError(ValueError):
     """A value that does not fit its column; `place` is its row in the batch."""
 
@@ -174,21 +153,28 @@ class _MisfitError(ValueError):
         self.place = place
 
 
-def _check_fields(record: Any, names: set[str] | None, number: int) -> set[str]:
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] if text.startswith("record ") else text
+
+
+def _check_fields(record: Any, names: set[str] | None, where: str) -> set[str]:
+    told = _capital(where)
+    if isinstance(record, Unreadable):
+        raise SourceError(f"{told}: {record.why}")
     if not isinstance(record, Mapping):
         raise SourceError(
-            f"Record {number} is a {type(record).__name__}, not a dictionary. Yield one dictionary "
-            "of field names and values per example."
+            f"{told} is a {type(record).__name__}, not a dictionary. Yield one dictionary of field "
+            "names and values per example."
         )
     if names is None:
         if not record:
-            raise SourceError(f"Record {number} has no fields. Yield at least one field.")
+            raise SourceError(f"{told} has no fields. Yield at least one field.")
         return set(record)
     if record.keys() != names:
         missing, extra = sorted(names - record.keys()), sorted(map(str, record.keys() - names))
-        told = [f"lacks {missing}"] * bool(missing) + [f"has {extra} besides"] * bool(extra)
+        parts = [f"lacks {missing}"] * bool(missing) + [f"has {extra} besides"] * bool(extra)
         raise SourceError(
-            f"Record {number} {' and '.join(told)}; the records before it have the fields "
+            f"{told} {' and '.join(parts)}; the records before it have the fields "
             f"{sorted(names)}. Give every record the same fields, with None where there is no "
             "value."
         )

@@ -1,7 +1,7 @@
 """Where examples come from: anything that can be read as Arrow record batches, in a fixed order."""
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, final
 
 import pyarrow as pa
@@ -37,6 +37,15 @@ class Skips:
         self.count += 1
         if len(self.listed) < _LISTED:
             self.listed.append(Skipped(where, why))
+
+    @staticmethod
+    def joined(several: "Iterable[Skips]") -> "Skips":
+        """Those of several sources, one after the other."""
+        whole = Skips()
+        for skips in several:
+            whole.count += skips.count
+            whole.listed += skips.listed[: _LISTED - len(whole.listed)]
+        return whole
 
     def clear(self) -> None:
         """Forget all."""

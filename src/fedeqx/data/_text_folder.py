@@ -1,5 +1,6 @@
 """A folder of text files as a source."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,9 +51,18 @@ class TextFolderSource(AbstractSource):
         self._decode = decode or bytes.decode
         self._on_error = on_error
         self._read: list[str] = []
+        self._paths: list[str] | None = None
+
+    def some(self, paths: list[str]) -> "TextFolderSource":
+        """The same source with some of its files alone, by their relative paths."""
+        part = copy.copy(self)
+        part.skipped, part._read, part._paths = Skips(), [], paths
+        return part
 
     def paths(self) -> list[str]:
         """The files' paths relative to the folder, sorted."""
+        if self._paths is not None:
+            return self._paths
         found = []
         for folder, subfolders, files in os.walk(self.folder):
             subfolders[:] = [name for name in subfolders if name not in self._exclude]
