@@ -51,10 +51,10 @@ def group(
 
     **Arguments:**
 
-    - `source`: a path, glob pattern or list of Parquet, JSON-lines or CSV files; a folder of these,
-        or of text files (examples `{"path", "text"}`); an Arrow table or reader, or a pandas or
-        Polars data frame; a Hugging Face data set; an iterable of dictionaries, such as a generator
-        or a Grain data set; or any source of this package, which has more options.
+    - `source`: a path, glob pattern or list of Parquet, JSON-lines, CSV or ArrayRecord files; a
+        folder of these, or of text files (examples `{"path", "text"}`); an Arrow table or reader,
+        or a pandas or Polars data frame; a Hugging Face data set; an iterable of dictionaries, such
+        as a generator or a Grain data set; or any source of this package, which has more options.
     - `by`: the partition function: a field's name, a function of an example, or a partition such as
         `fx.data.by_url_domain("url")` or `fx.data.iid(100, seed=0)`. Group ids are str, int or
         bytes.
