@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from federated.helpers import CASES, assert_same
+from federated.helpers._case import split
 from flower.deployment import deployed
 
 import fedeqx as fx
@@ -43,17 +44,22 @@ def test_value_and_gradient(case, federation, tmp_path):
     folder, deployment = federation
     arguments = case.sample()
     arrays, rest = eqx.partition(arguments, eqx.is_array)
-    local, inexact = case.of_floats(arguments)
+    is_float = lambda leaf: eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+    def of_floats(arrays):
+        """The floats of the program's result, clients' in `Clients`, and of its arguments."""
+        inexact, others = split(eqx.combine(arrays, rest), case.differentiable)
+        return lambda x: eqx.filter(case.program(*eqx.combine(x, others)), is_float), inexact
+
     random = np.random.default_rng(1)
     like = lambda leaf: jnp.asarray(random.normal(size=leaf.shape), leaf.dtype)
-    cotangents = jtu.tree_map(like, jax.eval_shape(local, inexact))
+    fn, inexact = of_floats(arrays)
+    cotangents = jtu.tree_map(like, jax.eval_shape(fn, inexact))
 
     def value_and_gradient(arrays, cotangents):
-        whole = eqx.combine(arrays, rest)
-        fn, inexact = case.of_floats(whole)
-        return eqx.filter(case.program(*whole), eqx.is_array), jax.vjp(fn, inexact)[1](cotangents)[
-            0
-        ]
+        fn, inexact = of_floats(arrays)
+        value = eqx.filter(case.program(*eqx.combine(arrays, rest)), eqx.is_array)
+        return value, jax.vjp(fn, inexact)[1](cotangents)[0]
 
     plan = fx.plan(value_and_gradient, arrays, cotangents)
     plan.export(tmp_path / "plan")

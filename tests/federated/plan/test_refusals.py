@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import fedeqx as fx
 
@@ -30,6 +31,11 @@ MIXING = {
     "the best client": lambda x, w: jnp.argmax(x.value[:, 0]),
     "numbers of clients": lambda x, w: fx.Clients(jnp.arange(x.size)),
     "a write": lambda x, w: fx.Clients(x.value.at[0].set(0.0)),
+    "a sum at places": lambda x, w: fx.Clients(
+        x.value.at[jnp.zeros(x.size, jnp.int32)].add(x.value)
+    ),
+    "unstacked clients": lambda x, w: fx.Clients(jnp.stack(jnp.unstack(x.value)[::-1])),
+    "tiled": lambda x, w: fx.Clients(jnp.tile(x.value, (2, 1))),
     "concatenation": lambda x, w: fx.reduce_sum(
         fx.Clients(jnp.concatenate([x.value[1:], x.value[:1]]))
     ),
@@ -65,6 +71,20 @@ SEPARATE = {
     "a custom derivative": lambda x, w: fx.Clients(jax.nn.relu(x.value)),
     "a checkpoint": lambda x, w: fx.Clients(jax.checkpoint(jnp.sin)(x.value)),
     "split": lambda x, w: fx.Clients(jnp.split(x.value, 3, axis=1)),
+    "stacked within each": lambda x, w: fx.Clients(jnp.stack([x.value, 2 * x.value], axis=1)),
+    "stacked before": lambda x, w: fx.Clients(
+        jnp.stack([x.value, 2 * x.value], axis=0).sum(axis=0)
+    ),
+    "unstacked": lambda x, w: fx.Clients(jnp.unstack(x.value, axis=1)),
+    "tiled within each": lambda x, w: fx.Clients(jnp.tile(x.value, (1, 2))),
+    "a write within each": lambda x, w: fx.Clients(x.value.at[:, 1].set(0.0)),
+    "a sum at places of each": lambda x, w: fx.Clients(
+        x.value.at[:, np.array([2, 0, 2])].add(x.value)
+    ),
+    "places of one's own": lambda x, w: fx.Clients(
+        jnp.take_along_axis(x.value, jnp.argsort(x.value, axis=1), axis=1)
+    ),
+    "a name": lambda x, w: fx.Clients(checkpoint_name(x.value, "x")),
     "the maximum of each": lambda x, w: fx.Clients(jnp.argmax(x.value, axis=1)),
 }
 
@@ -77,6 +97,23 @@ def test_what_keeps_clients_apart_is_planned(name):
         found, expected = plan(x, W), SEPARATE[name](x, W)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+SMOOTH = [name for name in SEPARATE if "maximum of each" not in name]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_its_gradient_is_planned_too(name):
+    def loss(x, w):
+        made = jax.tree.leaves(SEPARATE[name](x, w))
+        return fx.reduce_sum(
+            fx.Clients([jnp.square(leaf).sum(range(1, leaf.ndim)) for leaf in made])
+        )
+
+    gradient = jax.grad(lambda x, w: sum(jax.tree.leaves(loss(x, w))))
+    plan = fx.plan(gradient, X, W)
+    x = fx.Clients(jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32))
+    np.testing.assert_allclose(plan(x, W).value, gradient(x, W).value, rtol=1e-5, atol=1e-5)
 
 
 def refused(fn, match, *args):

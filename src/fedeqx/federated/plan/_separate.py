@@ -37,7 +37,7 @@ def _positional(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 def _broadcast_in_dim(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     dimensions = equation.params["broadcast_dimensions"]
     # Without a clients axis before, every client gets the same.
-    return before[0] is None or dimensions[before[0]] == after[0]
+    return before[0] is None or int(dimensions[before[0]]) == after[0]
 
 
 def _iota(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
@@ -45,7 +45,7 @@ def _iota(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 
 
 def _transpose(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
-    return after[0] is not None and equation.params["permutation"][after[0]] == before[0]
+    return after[0] is not None and int(equation.params["permutation"][after[0]]) == before[0]
 
 
 def _reshape(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
@@ -79,6 +79,21 @@ def _concatenate(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     return equation.params["dimension"] != after[0] and all(axis == after[0] for axis in before)
 
 
+def _stack(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
+    (axis, *others), new = before, equation.params["axis"]
+    return axis is not None and {axis, *others} == {axis} and after[0] == axis + (new <= axis)
+
+
+def _unstack(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
+    axis, gone = before[0], equation.params["axis"]
+    return axis not in (None, gone) and set(after) == {axis - (gone < axis)}
+
+
+def _tile(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
+    axis = before[0]
+    return axis is not None and equation.params["reps"][axis] == 1 and after[0] == axis
+
+
 def _rev(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     return before[0] not in equation.params["dimensions"] and before[0] == after[0]
 
@@ -93,7 +108,7 @@ def _pad(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
 def _slice(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
     """The axis is kept whole: it is as long after as before, at both sizes."""
     strides = equation.params["strides"]
-    return before[0] == after[0] and (strides is None or strides[after[0]] == 1)
+    return before[0] == after[0] and (strides is None or int(strides[after[0]]) == 1)
 
 
 def _dynamic_slice(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
@@ -124,17 +139,34 @@ def _gather(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
         return False
     if axis in numbers.operand_batching_dims:
         at = list(numbers.operand_batching_dims).index(axis)
-        return numbers.start_indices_batching_dims[at] == before[1]
+        return int(numbers.start_indices_batching_dims[at]) == before[1]
     whole = axis not in numbers.start_index_map and axis not in numbers.collapsed_slice_dims
     return whole and before[1] is None and after[0] in numbers.offset_dims
+
+
+def _scatter(equation: JaxprEqn, before: Axes, after: Axes) -> bool:
+    """The reverse of gather: the axis is one of the window, whole, or one of batching."""
+    numbers, (axis, indices, updates) = equation.params["dimension_numbers"], before
+    if axis is None or updates is None or after[0] != axis:
+        return False
+    batching = list(numbers.operand_batching_dims)
+    if axis in batching:
+        places = range(aval_of(equation.invars[2]).ndim)
+        rows = [i for i in places if i not in numbers.update_window_dims]
+        at = numbers.scatter_indices_batching_dims[batching.index(axis)]
+        return indices == at and rows[at] == updates
+    gone = {*numbers.inserted_window_dims, *batching}
+    window = [i for i in range(aval_of(equation.invars[0]).ndim) if i not in gone]
+    whole = axis in window and axis not in numbers.scatter_dims_to_operand_dims
+    return whole and indices is None and numbers.update_window_dims[window.index(axis)] == updates
 
 
 _ELEMENTWISE_NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
     ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
     eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
-    integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg
-    nextafter not or polygamma population_count pow real reduce_precision
+    integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg
+    nextafter not one_minus_square or polygamma population_count pow real reduce_precision
     regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32
     xor zeta random_clone
@@ -160,6 +192,9 @@ _RULES: dict[str, Rule] = {
     "squeeze": _reshape,
     "expand_dims": _reshape,
     "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "rev": _rev,
     "pad": _pad,
     "slice": _slice,
@@ -167,6 +202,9 @@ _RULES: dict[str, Rule] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "dot_general": _dot_general,
     "gather": _gather,
+    **dict.fromkeys(["scatter", "scatter-add", "scatter-mul"], _scatter),
+    **dict.fromkeys(["scatter-min", "scatter-max"], _scatter),
+    "name": _positional,
     "optimization_barrier": _positional,
     "sharding_constraint": _positional,
 }
