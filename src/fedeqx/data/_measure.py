@@ -4,10 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# The ASCII white space that str.split() splits at, by byte value.
-_IS_SPACE = np.zeros(256, bool)
-_IS_SPACE[[9, 10, 11, 12, 13, 28, 29, 30, 31, 32]] = True
-
 
 def measure(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and words of every row.
@@ -117,10 +113,25 @@ def _count_words(array: pa.Array) -> np.ndarray:
     data, offsets = text_bytes(array)
     if not len(data):
         return np.zeros(len(array), np.int64)
-    space = _IS_SPACE[data]
+    # The ASCII white space that str.split() splits at is 9 to 13 and 28 to 32; what lies below
+    # wraps around to large numbers.
+    space = ((data - 9) < 5) | ((data - 28) < 5)
     starts = ~space
     starts[1:] &= space[:-1]
     # A text's first character starts a word whatever the text before it ended with.
     firsts = offsets[:-1][offsets[:-1] < offsets[1:]]
     starts[firsts] = ~space[firsts]
-    return np.diff(np.searchsorted(np.flatnonzero(starts), offsets))
+    return np.diff(_count_before(starts, offsets))
+
+
+def _count_before(flags: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """How many flags are set before each place: by 64 at once, which is what makes it quick."""
+    bits = np.zeros((len(flags) // 64 + 1) * 8, np.uint8)
+    packed = np.packbits(flags, bitorder="little")
+    bits[: len(packed)] = packed
+    words = bits.view("<u8")
+    before = np.zeros(len(words), np.int64)
+    np.cumsum(np.bitwise_count(words[:-1]), out=before[1:])
+    word, rest = places >> 6, (places & 63).astype(np.uint64)
+    lower = (np.uint64(1) << rest) - np.uint64(1)
+    return before[word] + np.bitwise_count(words[word] & lower)

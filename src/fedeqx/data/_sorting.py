@@ -30,8 +30,8 @@ _PIECE_BYTES = 256 << 10
 class ExternalSort:
     """Takes batches in any order of keys and gives them back sorted by key, stably.
 
-    Batches are collected up to a share of the memory limit, sorted and written as a run by threads
-    in the background, and the runs are merged. What fits in memory is never written.
+    What fits in half of the memory limit is sorted there. Of more, runs are sorted and written by
+    threads in the background, and merged at the end.
     """
 
     def __init__(self, temp: Path, *, memory_limit: int, threads: int):
@@ -48,14 +48,15 @@ class ExternalSort:
             )
         workers = max(1, threads - 1)
         self._temp = temp
-        # Sorting a run takes twice its size, and another run is being filled meanwhile.
+        # Sorting takes twice the size of what is sorted, and another run is being filled meanwhile.
+        self._memory_bytes = memory_limit // 2
         self._run_bytes = min(memory_limit // (2 * (workers + 1)), 1 << 30)
         self._fan_in = max(2, memory_limit // (4 * _PIECE_BYTES))
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedeqx-sort")
         self._waiting: deque[Future[None]] = deque()
         self._workers = workers
         self._runs: list[Path] = []
-        self._batches: list[pa.RecordBatch] = []
+        self._batches: deque[pa.RecordBatch] = deque()
         self._bytes = 0
         self._names = itertools.count()
 
@@ -69,15 +70,17 @@ class ExternalSort:
         """Add rows: the columns of `FRONT`, then the example's."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
-        if self._bytes >= self._run_bytes:
+        if self._bytes < self._memory_bytes and not self._runs:
+            return
+        while self._bytes >= self._run_bytes:
             self._start_run()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """All rows, sorted by key; rows of one key in the order in which they were added."""
         if not self._runs:
-            yield from _sorted_pieces(self._take_batches())
+            yield from _sorted_pieces(self._take_batches(self._bytes))
             return
-        if self._batches:
+        while self._batches:
             self._start_run()
         while self._waiting:
             self._waiting.popleft().result()
@@ -93,12 +96,16 @@ class ExternalSort:
     def _start_run(self) -> None:
         if len(self._waiting) == self._workers:
             self._waiting.popleft().result()
-        path = self._new_path()
+        path, batches = self._new_path(), self._take_batches(self._run_bytes)
         self._runs.append(path)
-        self._waiting.append(self._pool.submit(_write_run, path, self._take_batches()))
+        self._waiting.append(self._pool.submit(_write_run, path, batches))
 
-    def _take_batches(self) -> list[pa.RecordBatch]:
-        batches, self._batches, self._bytes = self._batches, [], 0
+    def _take_batches(self, size: int) -> list[pa.RecordBatch]:
+        """The first batches, of `size` bytes at least if there are as many."""
+        batches, rest = [], self._bytes - size
+        while self._batches and self._bytes > rest:
+            batches.append(self._batches.popleft())
+            self._bytes -= batches[-1].nbytes
         return batches
 
     def _merge_to_run(self, runs: list[Path]) -> Path:
