@@ -145,6 +145,20 @@ def test_a_stream_is_a_grain_data_set_and_starts_no_threads(dataset, expected):
     assert threading.active_count() == threads
 
 
+@pytest.mark.parametrize("part", ["all", "selected", "split"])
+def test_batches_are_the_groups_one_after_the_other(opened, part):
+    if part == "selected":
+        opened = opened.select(list(opened.ids())[3:40:2])
+    elif part == "split":
+        opened = opened.split_examples({"a": 0.5, "b": 0.5}, seed=0)["a"]
+    pairs = [(group.id, example["n"]) for group in opened for example in group]
+    table = pa.Table.from_batches(opened.batches())
+    assert table.column_names == ["group_id", "user", "n"]
+    assert list(zip(*table.select(["group_id", "n"]).to_pydict().values(), strict=True)) == pairs
+    few = pa.Table.from_batches(opened.batches(columns=["n"]))
+    assert few.equals(table.select(["group_id", "n"]))
+
+
 def test_reading_leaves_arrows_memory_pool_as_it_is(dataset, expected):
     pool = pa.default_memory_pool().backend_name
     assert contents(data.open(dataset.path)) == expected

@@ -1,6 +1,6 @@
 """A grouped data set, opened: counts, ids, and its groups in any order."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from ._dataset_ids import Ids
 from ._group import Group, Size, sizes_of
-from ._ids import GroupId, GroupIdError, digest, from_column, to_key
+from ._ids import GroupId, GroupIdError, column_type, digest, from_column, to_key
 from ._layout import GROUP_COLUMN, INDEX_NAME, read_manifest, restore_schema
 from ._parts import Part, edges_of, parts_of
 from ._reader import Index, MemoryRows, ParquetRows
@@ -171,6 +171,37 @@ class GroupedDataset:
             return
         for raw_id, entry in self._index:
             yield Group(from_column(raw_id, self._kind), self._rows, entry, self._parts)
+
+    def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All examples as Arrow record batches, in the order of `ids()`.
+
+        For Arrow's own tools, and where groups are so small that going through them one by one
+        costs more than reading them: a batch is about a row group, and holds many groups.
+
+        **Arguments:**
+
+        - `columns`: the columns to read; all by default.
+
+        **Returns:**
+
+        Batches with the id of each example's group, in the form that the files have it (see
+        `id_kind`), as the column `group_id` in front of its own.
+        """
+        names = tuple(self.schema.names if columns is None else columns)
+        if self._positions is None and not self._parts and not self._in_memory:
+            yield from self._rows.read(0, 0, self.num_examples, (GROUP_COLUMN, *names))
+            return
+        schema = pa.schema(
+            [
+                pa.field(GROUP_COLUMN, column_type(self._kind), nullable=False),
+                *map(self.schema.field, names),
+            ]
+        )
+        for number, group in enumerate(self):
+            raw_id = pa.scalar(self._index.raw_id(self._position(number)), schema.field(0).type)
+            for batch in group.batches(columns=names):
+                ids = pa.repeat(raw_id, batch.num_rows)
+                yield pa.record_batch([ids, *batch.columns], schema=schema)
 
     def select(self, ids: Iterable[GroupId]) -> "GroupedDataset":
         """The same data set with these groups alone, in the order of the files.
