@@ -1,5 +1,7 @@
 """Every job: `nox -s demo`, `tests`, `slow`, `extras`, `flower`, `lint`, `typecheck`, `bench`."""
 
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2024.10.9"
@@ -66,8 +68,24 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks against peers, in an environment of their own: `nox -s bench -- core`."""
-    names = session.posargs or ["core"]
+    """Benchmarks against peers, in an environment of their own: `nox -s bench -- core`.
+
+    What follows the names goes to each: `nox -s bench -- data --part cohort`.
+    """
+    arguments = list(session.posargs)
+    first_option = next((n for n, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    names, options = arguments[:first_option] or ["core"], arguments[first_option:]
     session.install(".", *_group("bench"))
     for name in names:
-        session.run("python", f"benchmarks/{name}.py")
+        peer = ["--peer", _dataset_grouper(session)] if name == "data" else []
+        session.run("python", f"benchmarks/{name}.py", *peer, *options)
+
+
+def _dataset_grouper(session: nox.Session) -> str:
+    """The Python that has dataset-grouper, which installs on Python 3.10 at the newest."""
+    session.install("uv")
+    folder = Path(session.create_tmp(), "dataset-grouper")
+    python = str(folder / "bin" / "python")
+    session.run("uv", "venv", "--allow-existing", "--python", "3.10", str(folder))
+    session.run("uv", "pip", "install", "--python", python, "-r", "benchmarks/dataset_grouper.txt")
+    return python
