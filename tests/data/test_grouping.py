@@ -151,7 +151,7 @@ def test_the_external_sort_is_a_stable_sort(tmp_path, monkeypatch, fan_in, count
     generator = np.random.default_rng(count)
     rows = [(bytes(generator.integers(97, 100, 1 + n % 2, np.uint8)), n) for n in range(count)]
     with _sorting.ExternalSort(tmp_path, memory_limit=1 << 30, threads=2) as sort:
-        sort._run_bytes, sort._fan_in = 200, fan_in
+        sort._memory_bytes, sort._run_bytes, sort._fan_in = 500, 200, fan_in
         schema = pa.schema([*_sorting.FRONT, ("n", pa.int64())])
         for start in range(0, count, 3):
             keys, numbers = zip(*rows[start : start + 3], strict=True)
@@ -161,6 +161,7 @@ def test_the_external_sort_is_a_stable_sort(tmp_path, monkeypatch, fan_in, count
                     [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema
                 )
             )
+        assert bool(sort._runs) == (count > 1)
         got = [(row["key"], row["n"]) for piece in sort.finish() for row in piece.to_pylist()]
     assert got == sorted(rows, key=lambda row: row[0])
 
