@@ -58,8 +58,8 @@ def group_with_beam(
         `["--runner=FlinkRunner", "--parallelism=64"]`, or `None` for Beam's runner on this machine,
         which holds all data in memory: it is for tests.
     - `memory_limit`: what the sort of one range may hold in memory.
-    - `overwrite`, `on_error`, `shard_bytes`, `row_group_bytes`, `compression`: as for
-        `fx.data.group`.
+    - `shard_bytes`: as for `fx.data.group`; past 16,384 shards they become larger instead of more.
+    - `overwrite`, `on_error`, `row_group_bytes`, `compression`: as for `fx.data.group`.
 
     **Returns:**
 
@@ -106,9 +106,15 @@ def group_with_beam(
         pipeline = beam.Pipeline(options=_options(beam, pipeline_options))
         build(pipeline, job)
         try:
-            pipeline.run().wait_until_finish()
+            state = pipeline.run().wait_until_finish()
         except Exception as error:
             raise _translated(error) from error
+        # Not every runner raises what its workers raised.
+        if str(state) != beam.runners.runner.PipelineState.DONE:
+            raise RuntimeError(
+                f"The pipeline ended in the state {state}, and wrote no data set. The runner's "
+                "logs say why."
+            )
         manifest = json.loads(store.read(MANIFEST_NAME))
         for shard in manifest["shards"]:
             number = int(re.findall(r"\d+", shard["file"])[0])
