@@ -119,27 +119,42 @@ class ExternalSort:
         return self._temp / f"run-{next(self._names):06d}.arrows"
 
 
-def _order(keys: pa.Array) -> np.ndarray:
-    """The stable order of the keys. Keys repeat, so that few need to be compared as bytes."""
+def _order(keys: pa.Array) -> np.ndarray | None:
+    """The stable order of the keys; none if they come in order. They repeat, so that few need to be
+    compared as bytes."""
     encoded = keys.dictionary_encode()
     places = pc.call_function("array_sort_indices", [encoded.dictionary]).to_numpy()
     ranks = np.empty(len(places), np.int32)
     ranks[places] = np.arange(len(places), dtype=np.int32)
-    return np.argsort(ranks[encoded.indices.to_numpy()], kind="stable")
+    ranks = ranks[encoded.indices.to_numpy()]
+    return None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
 
 
 def _sorted_pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if not batches:
         return
+    order = _order(pa.concat_arrays([batch.column(KEY) for batch in batches]))
+    if order is None:
+        batches.reverse()
+        while batches:
+            batch = batches.pop()
+            for start, end in _piece_edges(batch.column(BYTES).to_numpy()):
+                yield batch.slice(start, end - start)
+        return
     whole = pa.concat_batches(batches)
     batches.clear()
-    order = _order(whole.column(KEY))
-    ends = np.cumsum(whole.column(BYTES).to_numpy()[order])
+    for start, end in _piece_edges(whole.column(BYTES).to_numpy()[order]):
+        yield whole.take(pa.array(order[start:end]))
+
+
+def _piece_edges(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where to cut rows of these bytes into pieces."""
+    ends = np.cumsum(sizes)
     start = 0
-    while start < len(order):
+    while start < len(ends):
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + _PIECE_BYTES, "right")))
-        yield whole.take(pa.array(order[start:end]))
+        yield start, end
         start = end
 
 
