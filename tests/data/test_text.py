@@ -1,5 +1,8 @@
 """Byte-level tokens and packing, against loops over Python text."""
 
+import random
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -93,6 +96,20 @@ def test_bytes_and_words_of_any_column(values):
     got_bytes, got_words = measure(pa.record_batch({"c": column}))
     assert list(zip(got_bytes.tolist(), got_words.tolist(), strict=True)) == [
         size_by_hand(value) for value in values
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("skipped", [0, 1, 9])
+def test_words_of_texts_of_any_length(kind, skipped):
+    chooser = random.Random(0)
+    letters = [*map(chr, range(40)), *"abcdef", "\u00e9", "\u3000", "\x85"]
+    # Words are counted 64 bytes at a time, in blocks of 65,536.
+    lengths = [0, 0, 1, 1, 7, 8, 9, *range(60, 70), 127, 128, 129, 200_000, 0, 65_535, 65_536, 3]
+    texts = ["".join(chooser.choices(letters, k=length)) for length in lengths]
+    column = pa.array(texts, kind)[skipped:]
+    assert measure(pa.record_batch({"c": column}))[1].tolist() == [
+        len(re.findall(r"[^\t-\r\x1c-\x20]+", text)) for text in texts[skipped:]
     ]
 
 
