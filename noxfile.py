@@ -86,6 +86,6 @@ def _dataset_grouper(session: nox.Session) -> str:
     session.install("uv")
     folder = Path(session.create_tmp(), "dataset-grouper")
     python = str(folder / "bin" / "python")
-    session.run("uv", "venv", "--allow-existing", "--python", "3.10", str(folder))
+    session.run("uv", "venv", "--no-project", "--allow-existing", "--python", "3.10", str(folder))
     session.run("uv", "pip", "install", "--python", python, "-r", "benchmarks/dataset_grouper.txt")
     return python

@@ -26,6 +26,7 @@ def prepare(source: str, folder: str) -> dict:
                 yield number, example
                 number += 1
 
+    tfds.disable_progress_bar()
     builder = tfds.dataset_builders.AdhocBuilder(
         name="text",
         version="1.0.0",

@@ -11,9 +11,10 @@ HERE = Path(__file__).parent
 
 
 class Ran(NamedTuple):
-    """A process from start to end: seconds, peak RSS in bytes, and what it told."""
+    """A process from start to end: seconds, those of its cores, peak RSS in bytes, what it told."""
 
     seconds: float
+    cpu: float
     peak: int
     told: dict[str, Any]
 
@@ -34,4 +35,5 @@ def run(python: str | Path, script: str, *arguments: Any) -> Ran:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, child.args)
-    return Ran(seconds, usage.ru_maxrss * 1024, json.loads(lines[-1]) if lines else {})
+    cpu = usage.ru_utime + usage.ru_stime
+    return Ran(seconds, cpu, usage.ru_maxrss * 1024, json.loads(lines[-1]) if lines else {})

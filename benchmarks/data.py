@@ -136,14 +136,15 @@ def group(bench: Bench) -> list[Limit]:
             theirs=("group", prepared, out),
         )
         seconds, peak = seconds_of(ours), statistics.median(ran.peak for ran in ours)
-        rows.append([NAMES[name], *in_seconds(seconds, theirs), *in_mb(peak, theirs.peak)])
+        cpu = f"{cpu_of(ours):.2f}", f"{theirs.cpu:.1f}"
+        rows.append([NAMES[name], *in_seconds(seconds, theirs), *cpu, *in_mb(peak, theirs.peak)])
         limits += [
             Limit(f"grouping, {NAMES[name]}: times faster", theirs.seconds / seconds, 30, True),
             Limit(f"grouping, {NAMES[name]}: share of its peak RSS", peak / theirs.peak, 1 / 3),
         ]
     told(
-        f"Grouping, memory limit {bench.memory_limit} (s, MB of peak RSS; medians)",
-        ["", "s", "peer", "faster", "MB", "peer", "share"],
+        f"Grouping, memory limit {bench.memory_limit} (s, core s, MB of peak RSS; medians)",
+        ["", "s", "peer", "faster", "core s", "peer", "MB", "peer", "share"],
         rows,
     )
     return limits
@@ -168,18 +169,19 @@ def iterate(bench: Bench) -> list[Limit]:
         [
             what,
             f"{seconds_of(ran):.2f}",
+            f"{cpu_of(ran):.2f}",
             f"{documented.seconds / seconds_of(ran):.0f}x",
             f"{batched.seconds / seconds_of(ran):.0f}x",
         ]
         for what, ran in every.items()
     ]
     rows += [
-        ["peer, documented loop", f"{documented.seconds:.1f}", "1x", ""],
-        ["peer, arrays by group", f"{batched.seconds:.1f}", "", "1x"],
+        ["peer, documented", f"{documented.seconds:.1f}", f"{documented.cpu:.1f}", "1x", ""],
+        ["peer, arrays by group", f"{batched.seconds:.1f}", f"{batched.cpu:.1f}", "", "1x"],
     ]
     told(
-        "All text of 20,000 groups as NumPy (s; times faster than the peer's two forms)",
-        ["", "s", "documented", "fastest"],
+        "All text of 20,000 groups as NumPy (s, core s; times faster than the peer's two forms)",
+        ["", "s", "core s", "documented", "fastest"],
         rows,
     )
     return [
@@ -274,26 +276,22 @@ def peer_memory(bench: Bench) -> list[Limit]:
 
 def cohort(bench: Bench) -> list[Limit]:
     ran = bench.ours("cohort", bench.work / "clients", 20_000, 100)
-    median = 1e3 * statistics.median(ran.told["seconds"])
+    median, cpu = (1e3 * statistics.median(ran.told[key]) for key in ("seconds", "cpu"))
+    extremes = (1e3 * of(ran.told["seconds"]) for of in (min, max))
     told(
         "Cohorts of 100 clients, 10 examples each, of 20,000 (ms per client, 100 rounds)",
-        ["", "median", "least", "most"],
-        [
-            [
-                "cohorts[r]",
-                *(f"{1e3 * s:.2f}" for s in (median / 1e3, *extremes(ran.told["seconds"]))),
-            ]
-        ],
+        ["", "median", "least", "most", "core"],
+        [["cohorts[r]", *(f"{ms:.2f}" for ms in (median, *extremes, cpu))]],
     )
     return [Limit("a client of 10 examples (ms)", median, 0.5)]
 
 
-def extremes(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
 def seconds_of(runs: list[Ran]) -> float:
     return statistics.median(ran.seconds for ran in runs)
+
+
+def cpu_of(runs: list[Ran]) -> float:
+    return statistics.median(ran.cpu for ran in runs)
 
 
 def in_seconds(ours: float, theirs: Ran) -> list[str]:
