@@ -293,6 +293,25 @@ def test_columns_keep_type_and_values(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], None], pa.list_(pa.int8(), 2)),
+        pa.array([[[1, 2], None], []], pa.list_(pa.list_(pa.int8(), 2))),
+        pa.array([{"x": [1, 2]}, {"x": None}], pa.struct({"x": pa.list_(pa.int8(), 2)})),
+    ],
+    ids=["plain", "in a list", "in a struct"],
+)
+def test_what_this_arrow_could_not_read_again_is_not_written(column, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedeqx.data._types.READS_NULLS_AMONG_FIXED_LISTS", False)
+    table = pa.table({"g": [0, 1], "x": column})
+    with pytest.raises(data.SourceError, match=r"column 'x' has nulls .* pyarrow 26"):
+        data.group(table, by="g", out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    whole = pa.table({"g": [0], "x": pa.array([[1, 2]], pa.list_(pa.int8(), 2))})
+    assert len(data.group(whole, by="g", out=tmp_path / "out")) == 1
+
+
+@pytest.mark.parametrize(
     ("view", "stored"),
     [
         (pa.string_view(), pa.large_string()),

@@ -1,5 +1,6 @@
 """A grouped data set, opened: counts, ids, and its groups in any order."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -8,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ._dataset_ids import Ids
+from ._dataset_ids import Ids, uniform_of
 from ._group import Group, Size, sizes_of
-from ._ids import GroupId, GroupIdError, column_type, digest, from_column, to_key
+from ._ids import GroupId, GroupIdError, column_type, from_column, to_key
 from ._layout import GROUP_COLUMN, INDEX_NAME, read_manifest, restore_schema
 from ._parts import Part, edges_of, parts_of
 from ._reader import Index, MemoryRows, ParquetRows
@@ -65,13 +66,7 @@ class GroupedDataset:
         )
 
     def __reduce__(self):
-        return _reopen, (
-            self.path,
-            self._positions,
-            self._in_memory,
-            self._parts,
-            self._row_groups,
-        )
+        return functools.partial(GroupedDataset, self.path, **self._options()), ()
 
     @property
     def num_groups(self) -> int:
@@ -191,12 +186,8 @@ class GroupedDataset:
         if self._positions is None and not self._parts and not self._in_memory:
             yield from self._rows.read(0, 0, self.num_examples, (GROUP_COLUMN, *names))
             return
-        schema = pa.schema(
-            [
-                pa.field(GROUP_COLUMN, column_type(self._kind), nullable=False),
-                *map(self.schema.field, names),
-            ]
-        )
+        id_field = pa.field(GROUP_COLUMN, column_type(self._kind), nullable=False)
+        schema = pa.schema([id_field, *map(self.schema.field, names)])
         for number, group in enumerate(self):
             raw_id = pa.scalar(self._index.raw_id(self._position(number)), schema.field(0).type)
             for batch in group.batches(columns=names):
@@ -240,11 +231,8 @@ class GroupedDataset:
             ```
         """
         edges = edges_of(fractions, "split_groups")[:-1]
-        part_of = np.fromiter(
-            (np.searchsorted(edges, _uniform(group_id, seed), "right") for group_id in self.ids()),
-            np.int64,
-            len(self),
-        )
+        places = np.fromiter((uniform_of(i, seed) for i in self.ids()), float, len(self))
+        part_of = np.searchsorted(edges, places, "right")
         every = np.arange(len(self)) if self._positions is None else self._positions
         return {
             name: self._with(positions=every[part_of == number])
@@ -361,19 +349,20 @@ class GroupedDataset:
         return Group(self._id_at(position), self._rows, entry, self._parts)
 
     def _with(self, **changes: Any) -> "GroupedDataset":
-        kept = {
+        return GroupedDataset(self.path, **(self._options() | changes))
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "positions": self._positions,
             "in_memory": self._in_memory,
             "parts": self._parts,
             "row_groups": self._row_groups,
         }
-        return GroupedDataset(self.path, **{**kept, **changes})
 
     def _holding(self, row_groups: int) -> "GroupedDataset":
         """The same data set, with so many row groups held at a time, or as many as now."""
-        if self._in_memory or row_groups <= self._row_groups:
-            return self
-        return self._with(row_groups=row_groups)
+        enough = self._in_memory or row_groups <= self._row_groups
+        return self if enough else self._with(row_groups=row_groups)
 
     def _no_such(self, group_id: GroupId) -> str:
         return (
@@ -404,20 +393,3 @@ def open(path: str | Path) -> GroupedDataset:
         ```
     """
     return GroupedDataset(path)
-
-
-def _reopen(
-    path: Path,
-    positions: np.ndarray | None,
-    in_memory: bool,
-    parts: tuple[Part, ...],
-    row_groups: int,
-) -> GroupedDataset:
-    return GroupedDataset(
-        path, positions=positions, in_memory=in_memory, parts=parts, row_groups=row_groups
-    )
-
-
-def _uniform(group_id: GroupId, seed: int) -> float:
-    word = int.from_bytes(digest(group_id, "split", seed)[:8], "little")
-    return word / 2**64

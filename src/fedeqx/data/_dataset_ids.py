@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, final, overload
 
-from ._ids import GroupId, from_column
+from ._ids import GroupId, digest, from_column
 
 if TYPE_CHECKING:
     from ._dataset import GroupedDataset
@@ -44,3 +44,9 @@ class Ids(Sequence[GroupId]):
     def __repr__(self) -> str:
         few = ", ".join(map(repr, self[:3]))
         return f"Ids([{few}{', ...' if len(self) > 3 else ''}], {len(self)} groups)"
+
+
+def uniform_of(group_id: GroupId, seed: int) -> float:
+    """A number from 0 to 1 that depends on the id and the seed alone."""
+    word = int.from_bytes(digest(group_id, "split", seed)[:8], "little")
+    return word / 2**64

@@ -21,7 +21,7 @@ from ._planned import AbstractPlannedPartition, AbstractPlanner, NestedPlanner, 
 from ._progress import Reporter
 from ._sorting import FRONT
 from ._sources import AbstractSource, Skips, SourceError
-from ._types import storable
+from ._types import column_that_cannot_be_read_back, storable
 
 
 class NoExamplesError(SourceError):
@@ -152,6 +152,13 @@ class KeyedExamples:
         ]
         # This casts what storable() changed.
         examples = pa.record_batch(columns, schema=self.schema)
+        unreadable = column_that_cannot_be_read_back(examples)
+        if unreadable is not None:
+            raise SourceError(
+                f"The column {unreadable!r} has nulls among lists of a fixed size, which pyarrow "
+                f"{pa.__version__} writes and cannot read. Install pyarrow 26 or newer, or make "
+                "them lists of any size."
+            )
         return pa.record_batch(
             [keys, *measure(examples), *examples.columns],
             schema=pa.schema([*FRONT, *self.schema]),

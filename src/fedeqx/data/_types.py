@@ -2,6 +2,9 @@
 
 import pyarrow as pa
 
+# Before 26, Arrow writes fixed-size lists with nulls among them to Parquet, and cannot read them.
+READS_NULLS_AMONG_FIXED_LISTS = int(pa.__version__.split(".")[0]) >= 26
+
 
 def storable(schema: pa.Schema) -> pa.Schema:
     """The schema with every type that Arrow cannot sort or write replaced by an equivalent one.
@@ -31,3 +34,22 @@ def _storable_type(kind: pa.DataType) -> pa.DataType:
 
 def _storable_field(field: pa.Field) -> pa.Field:
     return field.with_type(_storable_type(field.type))
+
+
+def column_that_cannot_be_read_back(batch: pa.RecordBatch) -> str | None:
+    """The name of the first column that this Arrow would write and not read again, if any."""
+    if READS_NULLS_AMONG_FIXED_LISTS:
+        return None
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return next((name for name, column in columns if _null_fixed_list(column)), None)
+
+
+def _null_fixed_list(array: pa.Array) -> bool:
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        return array.null_count > 0 or _null_fixed_list(array.values)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _null_fixed_list(array.values)
+    if pa.types.is_struct(kind):
+        return any(_null_fixed_list(array.field(i)) for i in range(kind.num_fields))
+    return False

@@ -80,7 +80,11 @@ def _column_clients(dataset: data.GroupedDataset, wanted: Wanted) -> Iterator[No
 
 
 def _column(
-    name: str, group_id: Any, examples: Sequence[Mapping[str, Any]], shape: tuple[int, ...], dtype: str
+    name: str,
+    group_id: Any,
+    examples: Sequence[Mapping[str, Any]],
+    shape: tuple[int, ...],
+    dtype: str,
 ) -> np.ndarray:
     if examples and name in examples[0]:
         stacked = np.asarray([example[name] for example in examples])
