@@ -1,4 +1,4 @@
-"""Every job: `nox -s demo`, `tests`, `slow`, `extras`, `flower`, `lint`, `typecheck`, `bench`."""
+"""Every job: `demo`, `tests`, `slow`, `extras`, `interop`, `flower`, `lint`, `typecheck`, `bench`."""
 
 from pathlib import Path
 
@@ -42,6 +42,14 @@ def extras(session: nox.Session) -> None:
     """Grouping with Apache Beam, Hugging Face data sets, TFDS: `nox -s extras -- -k beam`."""
     session.install("-e", ".[beam,hf,tfds]", *_group("test"))
     session.run("pytest", "-n", "2", "tests/extras", *session.posargs)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Group streams in PyTorch, tf.data and Hugging Face datasets; tables of pandas and Polars."""
+    frameworks = ("pandas", "polars", "tensorflow-cpu", "torch")
+    session.install("-e", ".[hf]", *frameworks, *_group("test"))
+    session.run("pytest", "tests/data/test_interop.py", "tests/data/test_sources.py")
 
 
 @nox.session
