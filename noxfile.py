@@ -1,4 +1,4 @@
-"""Every job: `demo`, `tests`, `slow`, `extras`, `interop`, `flower`, `lint`, `typecheck`, `bench`."""
+"""Every job of the project; `nox -l` lists them."""
 
 from pathlib import Path
 
