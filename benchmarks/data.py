@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--groups", type=int, nargs="+", default=GROUPS, help="for the memory part")
     parser.add_argument("--memory-limit", default="1GB", help="of fx.data.group; default: 1GB")
-    parser.add_argument("--repeats", type=int, default=3, help="of ours; the peer runs once")
+    parser.add_argument("--repeats", type=int, default=7, help="of ours; the peer runs once")
     parser.add_argument("--peer", default="python", help="the Python that has dataset-grouper")
     parser.add_argument("--work", type=Path, help="keep the data in this folder, and use it again")
     options = parser.parse_args()

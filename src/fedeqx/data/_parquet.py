@@ -7,6 +7,7 @@ from typing import Any, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ._ahead import ahead
 from ._files import READ_ERRORS, Places, check_columns, refuse
 from ._sources import BATCH_ROWS, AbstractSource, Skips, pieces
 
@@ -35,7 +36,7 @@ class ParquetSource(AbstractSource):
                     names = schema.names
                     check_columns(path, file.schema_arrow, self._files[0], schema)
                     row = 0
-                    for batch in file.iter_batches(BATCH_ROWS):
+                    for batch in ahead(file.iter_batches(BATCH_ROWS)):
                         ordered = batch.select(names)
                         for piece in pieces(ordered):
                             self._places.add(path, range(row, row + piece.num_rows))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ._ahead import Behind
 from ._ids import column_type, keys_to_column
 from ._layout import GROUP_COLUMN, INDEX_CHUNK, INDEX_NAME, index_schema, shard_name
 from ._sorting import BYTES, FRONT, KEY, WORDS
@@ -41,6 +42,7 @@ class GroupWriter:
         self._pending: list[_Rows] = []
         self._pending_bytes = 0
         self._shard: _Shard | None = None
+        self._behind = Behind()
         self._last_key: bytes | None = None
         self.shards: list[dict[str, Any]] = []
         self.num_examples = 0
@@ -60,11 +62,13 @@ class GroupWriter:
         if self._pending:
             self._flush(last=True)
         self._end_shard()
+        self._behind.close()
         index = self._index.close()
         return {**self._index.totals, "shards": self.shards, "index": index}
 
     def abort(self) -> None:
         """Close the files of an unfinished data set."""
+        self._behind.close()
         self._end_shard()
         self._index.abort()
 
@@ -123,12 +127,15 @@ class GroupWriter:
         ids = keys_to_column(rows.keys[start:end], self._kind)
         columns = [ids, *rows.examples.slice(start, end - start).columns]
         first = self._shard.rows
-        self._shard.write(pa.record_batch(columns, schema=self._schema))
+        # A row group is compressed and written while the next one is put together.
+        self._behind.call(self._shard.write, pa.record_batch(columns, schema=self._schema))
+        self._shard.rows += end - start
         self._shard.bytes += int(rows.bytes[start:end].sum())
         return len(self.shards), first
 
     def _end_shard(self) -> None:
         if self._shard is not None:
+            self._behind.wait()
             self.shards.append(self._shard.close())
             self._shard = None
 
@@ -208,7 +215,6 @@ class _Shard:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._parquet.write_batch(batch, row_group_size=batch.num_rows)
-        self.rows += batch.num_rows
 
     def close(self) -> dict[str, Any]:
         self._parquet.close()
