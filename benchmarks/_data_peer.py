@@ -60,8 +60,9 @@ def group(folder: str, out: str) -> dict:
 
 
 def documented(folder: str, out: str) -> dict:
-    rss, number, examples, text_bytes = Rss(), 0, 0, 0
-    for number, examples_of_group in enumerate(_stream(folder, out)):
+    stream, number, examples, text_bytes = _stream(folder, out), 0, 0, 0
+    rss = Rss()
+    for number, examples_of_group in enumerate(stream):
         for example in examples_of_group.as_numpy_iterator():
             examples += 1
             text_bytes += len(example["text"])
@@ -71,10 +72,11 @@ def documented(folder: str, out: str) -> dict:
 
 
 def batched(folder: str, out: str) -> dict:
-    rss, number, examples, text_bytes = Rss(), 0, 0, 0
+    number, examples, text_bytes = 0, 0, 0
     arrays = _stream(folder, out).flat_map(
         lambda examples_of_group: examples_of_group.batch(1 << 30)
     )
+    rss = Rss()
     for number, batch in enumerate(arrays.as_numpy_iterator()):
         examples += len(batch["text"])
         text_bytes += sum(map(len, batch["text"]))
@@ -96,6 +98,7 @@ class Rss:
 
     def __init__(self):
         self._seen: list = []
+        self.see(0, 0)
 
     def see(self, groups: int, examples: int) -> None:
         with open("/proc/self/status") as file:
@@ -103,11 +106,18 @@ class Rss:
         self._seen.append((groups, examples, int(line.split()[1]) * 1024))
 
     def told(self, groups: int, examples: int) -> dict:
-        """After the first 1% of the groups (of one: its examples): what it was, and the most."""
+        """After the first 1% of the groups (of one: its examples): what it was, and the most; how
+        far that is above what it was before the first."""
         by = 0 if groups > 1 else 1
         first = max(groups, 1 if by == 0 else examples) / 100
         seen = [entry[2] for entry in self._seen if entry[by] >= first]
-        return {"level": seen[0], "highest": max(seen), "growth": max(seen) - seen[0]}
+        highest = max(seen)
+        return {
+            "level": seen[0],
+            "highest": highest,
+            "growth": highest - seen[0],
+            "rise": highest - self._seen[0][2],
+        }
 
 
 if __name__ == "__main__":
