@@ -18,6 +18,7 @@ COHORTS = (8, 32, 128, 1024)
 AT_ONCE = 8
 TIMED_COHORT = 16
 TIMED_AT_ONCE = (1, 2, 4, 8)
+MEMORY_LIMIT = 0.15
 HOST_COHORTS = (100, 10_000)
 STREAMED = ("round", "hypergradient", "lax.map")
 
@@ -74,7 +75,11 @@ def report(repeats: int) -> int:
             for name, t in {**timed, "drjax": theirs}.items()
         ],
     )
-    best = min((name for name in timed if name.startswith("stream")), key=lambda n: ratios[n])
+    shares = {name: t["temporary"] / theirs["temporary"] for name, t in timed.items()}
+    streamed = [name for name in timed if name.startswith("stream")]
+    # Both limits are to hold at one number at once: the fastest of those that save the memory.
+    small = [name for name in streamed if shares[name] <= MEMORY_LIMIT]
+    best = min(small or streamed, key=lambda name: ratios[name])
     host = {n: child("host", f"--clients={n}") for n in HOST_COHORTS}
     show(
         "A cohort from the host (one local step on one short sequence each)",
@@ -90,7 +95,7 @@ def report(repeats: int) -> int:
             ("round's memory, 1024 to 8 clients", growth(memory["round"]), 1.2),
             ("hypergradient's memory, 1024 to 8", growth(memory["hypergradient"]), 1.5),
             (f"run time to drjax's, {best}", ratios[best], 0.95),
-            (f"memory to drjax's, {best}", timed[best]["temporary"] / theirs["temporary"], 0.15),
+            (f"memory to drjax's, {best}", shares[best], MEMORY_LIMIT),
             ("peak RSS, 10,000 to 100 clients", many / few, 1.1),
             ("largest difference of any parameter", timed[best]["difference"], 1e-5),
         ]
