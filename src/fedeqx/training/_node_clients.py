@@ -43,16 +43,17 @@ def _text_clients(dataset: data.GroupedDataset, wanted: Wanted) -> Iterator[Node
         )
     steps, batch_size, length = shapes[_TOKENS]
     settings = wanted.settings
+    ids = [dataset[number].id for number in _numbers(dataset, wanted)]
     cohorts = data.cohorts(
         dataset,
-        size=len(_numbers(dataset, wanted)),
+        size=len(ids),
         steps=steps,
         batch_size=batch_size,
         sequence_length=length - 1,
         seed=settings.seed,
         text=_TEXT_COLUMN,
         epochs=settings.epochs,
-        sampling=_sampling(dataset, wanted),
+        sampling=[ids],  # these in every round
     )
     for cohort in cohorts.chunks(wanted.run, clients=1, threads=0, buffer=1):
         arrays = {
@@ -66,8 +67,7 @@ def _text_clients(dataset: data.GroupedDataset, wanted: Wanted) -> Iterator[Node
 
 
 def _column_clients(dataset: data.GroupedDataset, wanted: Wanted) -> Iterator[NodeClient]:
-    numbers = _numbers(dataset, wanted)
-    for number in numbers:
+    for number in _numbers(dataset, wanted):
         group = dataset[number]
         examples = list(group)
         yield NodeClient(
@@ -88,7 +88,7 @@ def _column(
 ) -> np.ndarray:
     if examples and name in examples[0]:
         stacked = np.asarray([example[name] for example in examples])
-        if stacked.shape != shape and stacked.shape == (1, *shape):
+        if stacked.shape == (1, *shape):
             stacked = stacked[0]
         return stacked.astype(dtype, casting="same_kind", copy=False)
     if name == _COUNT:
@@ -108,11 +108,6 @@ def _numbers(dataset: data.GroupedDataset, wanted: Wanted) -> list[int]:
         return list(range(len(dataset)))
     random = np.random.default_rng([wanted.settings.seed, wanted.run])
     return sorted(random.choice(len(dataset), count, replace=False).tolist())
-
-
-def _sampling(dataset: data.GroupedDataset, wanted: Wanted) -> list[list[Any]]:
-    """The same groups for every round number, as a list for `data.cohorts`."""
-    return [[dataset[number].id for number in _numbers(dataset, wanted)]]
 
 
 def _last(name: str) -> str:

@@ -120,3 +120,10 @@ def _plain_dtype(dtype: np.dtype) -> np.dtype:
 
 def _plain(host: np.ndarray) -> np.ndarray:
     return host.view(_plain_dtype(host.dtype))
+
+
+def combined(how: str, one: Array | None, other: Array) -> Array:
+    """Two reduced values as one: `how` is `"sum"`, `"max"` or `"min"`."""
+    if one is None:
+        return other
+    return {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[how](one, other)

@@ -13,7 +13,7 @@ from ...plan._errors import PlanError
 from .._export import LoadedPlan, load_plan
 from ._arrays import write_arrays
 from ._files import carried_leaves
-from ._plan_files import write_app_plan
+from ._plan_files import placed, write_app_plan
 from ._settings import Settings, SettingsError, read_settings, write_settings
 
 PACKAGE = "fedeqx_app"
@@ -119,16 +119,9 @@ def save_arguments(plan: LoadedPlan, file: str | Path, *args: Any, **kwargs: Any
 
     The arguments are those of a call of the plan; what is at the clients is checked and left out.
     """
-    values = plan.manifest["values"]
     arrays = plan.arguments(*args, **kwargs)
-    write_arrays(
-        Path(file),
-        {
-            entry["name"]: arrays[entry["value"]]
-            for entry in plan.manifest["inputs"]
-            if values[entry["value"]]["place"] == "server"
-        },
-    )
+    server = placed(plan.manifest, "inputs", "server")
+    write_arrays(Path(file), {name: arrays[v] for name, v in server.items()})
 
 
 def read_settings_file(file: str | Path) -> Settings:
@@ -177,12 +170,7 @@ def _project(name: str, manifest: Mapping[str, Any], settings: Settings) -> str:
 
 
 def _readme(name: str, manifest: Mapping[str, Any], settings: Settings) -> str:
-    values = manifest["values"]
-    at_clients = [
-        entry["name"]
-        for entry in manifest["outputs"]
-        if not isinstance(entry["value"], dict) and values[entry["value"]]["place"] == "clients"
-    ]
+    at_clients = placed(manifest, "outputs", "clients")
     return _README.format(
         name=name,
         program=manifest["name"],

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from jaxtyping import Array
@@ -14,7 +13,7 @@ from jaxtyping import Array
 from ...plan._errors import PlanError
 from ...plan._evaluate import reduce_over
 from .._export import LoadedPlan
-from ._arrays import from_host, stored_dtype, stored_shape, to_host, write_arrays
+from ._arrays import combined, from_host, stored_dtype, stored_shape, to_host, write_arrays
 from ._messages import (
     Answer,
     MessageError,
@@ -26,7 +25,7 @@ from ._messages import (
     refusal_records,
 )
 from ._node import Clients, NodeClient, NodeError, Wanted
-from ._plan_files import load_app_plan
+from ._plan_files import load_app_plan, placed
 from ._settings import SettingsError, read_settings
 
 _LOG = logging.getLogger("flwr")
@@ -95,7 +94,7 @@ class _Node:
             env |= self.plan.run(step["client"], env)
             for move in step["reductions"]:
                 value = reduce_over(move["how"], env[move["from"]][None])
-                reduced[move["to"]] = _combine(move["how"], reduced.get(move["to"]), value)
+                reduced[move["to"]] = combined(move["how"], reduced.get(move["to"]), value)
             if last:
                 self._write_results(request, number, env)
             else:
@@ -119,12 +118,8 @@ class _Node:
         return self.clients(Wanted(path, request.run, inputs, settings))
 
     def _client_inputs(self) -> list[tuple[str, int, Mapping[str, Any]]]:
-        values = self.manifest["values"]
-        return [
-            (entry["name"], entry["value"], values[entry["value"]])
-            for entry in self.manifest["inputs"]
-            if values[entry["value"]]["place"] == "clients"
-        ]
+        inputs = placed(self.manifest, "inputs", "clients")
+        return [(name, v, self.manifest["values"][v]) for name, v in inputs.items()]
 
     def _arguments(self, client: NodeClient) -> dict[int, Array]:
         env = {}
@@ -178,12 +173,7 @@ class _Node:
         state[_KEPT] = array_record(kept)
 
     def _client_outputs(self) -> dict[str, int]:
-        values = self.manifest["values"]
-        return {
-            entry["name"]: entry["value"]
-            for entry in self.manifest["outputs"]
-            if not isinstance(entry["value"], dict) and values[entry["value"]]["place"] == "clients"
-        }
+        return placed(self.manifest, "outputs", "clients")
 
     def _write_results(self, request: Request, number: int, env: Mapping[int, Array]) -> None:
         outputs = self._client_outputs()
@@ -198,12 +188,6 @@ class _Node:
         folder = Path(place) / f"run-{request.run:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         write_arrays(folder / f"client-{number:06d}.npz", {n: env[v] for n, v in outputs.items()})
-
-
-def _combine(how: str, one: Array | None, other: Array) -> Array:
-    if one is None:
-        return other
-    return {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[how](one, other)
 
 
 @cache

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from .._export import LoadedPlan
 from ._arrays import ArrayError, read_arrays, write_arrays
+from ._plan_files import placed
 
 ARGUMENTS, PROGRESS, REPORT, RESULT = "arguments.npz", "progress.json", "report.jsonl", "result.npz"
 
@@ -25,13 +26,8 @@ class ServerFiles:
 
     def __init__(self, folder: Path, plan: LoadedPlan, carry: Mapping[str, str]):
         self._folder, self._plan = folder, plan
-        manifest = plan.manifest
-        self._inputs: dict[str, int] = {
-            entry["name"]: entry["value"]
-            for entry in manifest["inputs"]
-            if manifest["values"][entry["value"]]["place"] == "server"
-        }
-        self._carried = carried_leaves(manifest, carry)
+        self._inputs = placed(plan.manifest, "inputs", "server")
+        self._carried = carried_leaves(plan.manifest, carry)
 
     def start(self) -> tuple[dict[int, Array], int]:
         """The program's server arguments, and how often it ran already."""
@@ -121,11 +117,10 @@ def carried_leaves(manifest: Mapping[str, Any], carry: Mapping[str, str]) -> dic
                 f"carry: the argument {argument} needs the result {result}; there are {names}."
             )
         value = results[result]
-        found = None if isinstance(value, dict) else values[value]
-        if isinstance(value, dict):
-            continue
-        if found != inputs[argument]:
-            raise ArrayError(f"carry: {argument} is {inputs[argument]}, and {result} is {found}.")
+        if not isinstance(value, dict) and values[value] != inputs[argument]:
+            raise ArrayError(
+                f"carry: {argument} is {inputs[argument]}, and {result} is {values[value]}."
+            )
     return leaves
 
 

@@ -3,7 +3,9 @@
 import base64
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .._export import MANIFEST, LoadedPlan, load_plan_files, stages_of
 
@@ -32,3 +34,16 @@ def load_app_plan(app: Path) -> LoadedPlan:
             return b""  # then the hash is wrong, and the file is named
 
     return load_plan_files(place, read)
+
+
+def placed(manifest: Mapping[str, Any], which: str, place: str) -> dict[str, int]:
+    """The `"inputs"` or `"outputs"` of a plan at one place, by name: the numbers of their values.
+
+    A result that is a constant of the program is at neither.
+    """
+    values = manifest["values"]
+    return {
+        entry["name"]: entry["value"]
+        for entry in manifest[which]
+        if not isinstance(entry["value"], dict) and values[entry["value"]]["place"] == place
+    }

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from jaxtyping import Array
 
 from .._export import LoadedPlan
-from ._arrays import to_host
+from ._arrays import combined, to_host
 from ._files import ServerFiles
 from ._guard import AnswerTooLargeError, Guard
 from ._messages import (
@@ -26,7 +26,7 @@ from ._messages import (
     request_records,
     require_numbers,
 )
-from ._plan_files import load_app_plan
+from ._plan_files import load_app_plan, placed
 from ._settings import Settings, read_settings
 
 _LOG = logging.getLogger("flwr")
@@ -71,6 +71,7 @@ class _Server:
     def run(self) -> None:
         """All runs of the program that are left, each followed by a checkpoint."""
         inputs, start = self.files.start()
+        at_clients = placed(self.manifest, "outputs", "clients")
         if start:
             _LOG.info("Going on after %d of %d runs", start, self.settings.rounds)
         for number in range(start, self.settings.rounds):
@@ -79,8 +80,7 @@ class _Server:
             results = {
                 entry["name"]: self.plan.value(entry["value"], env)
                 for entry in self.manifest["outputs"]
-                if isinstance(entry["value"], dict)
-                or self.values[entry["value"]]["place"] == "server"
+                if entry["name"] not in at_clients
             }
             inputs = self.files.finish(number, inputs, results)
             told |= {"seconds": round(time.monotonic() - began, 3), "result": _scalars(results)}
@@ -246,12 +246,11 @@ class _Server:
 
 def _combined(reductions: list[Mapping[str, Any]], answers: list[Answer]) -> dict[int, Array]:
     """The nodes' values, reduced. Nodes without clients have none."""
-    combine = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
     result: dict[int, Array] = {}
     for answer in answers:
         for move in reductions if answer.clients else ():
-            to, value = move["to"], answer.values[move["to"]]
-            result[to] = combine[move["how"]](result[to], value) if to in result else value
+            to = move["to"]
+            result[to] = combined(move["how"], result.get(to), answer.values[to])
     return result
 
 
